@@ -4,7 +4,7 @@
     <dest>/<project>/index.{html,json}, *.whl, *.whl.metadata
 
 PEP 503 (HTML), 691 (JSON), 658 and 714 (metadata beside the wheel), 592 and 700 (fields). The index holds its
-own copy (a hard link where the file system allows one) of every wheel.
+own copy of every wheel: one that is written in place elsewhere cannot change what was published.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from carry.errors import CouldNotRun, UserError
 from carry.pages import render
-from carry.wheelfile import Wheel, read_wheel, sha256_of
+from carry.wheelcheck import Wheel, read_wheel, sha256_of
 
 
 def write_index(wheels: Iterable[Path], dest: Path) -> bool:
@@ -37,7 +37,7 @@ def write_index(wheels: Iterable[Path], dest: Path) -> bool:
             repair(dest)
             if _holds(dest, pages, checked.values()):
                 return False
-            _write(_beside(dest, "new"), pages, checked.values())
+            _write(dest, pages, checked.values())
             _swap(dest)
     except OSError as error:
         why = error.strerror or str(error)
@@ -111,14 +111,15 @@ def _holds(dest: Path, pages: dict[str, bytes], wheels: Iterable[Wheel]) -> bool
     )
 
 
-def _write(new: Path, pages: dict[str, bytes], wheels: Iterable[Wheel]) -> None:
+def _write(dest: Path, pages: dict[str, bytes], wheels: Iterable[Wheel]) -> None:
+    new = _beside(dest, "new")
     new.mkdir(parents=True)
     for wheel in wheels:
         folder = new / wheel.project
         folder.mkdir(exist_ok=True)
-        try:
-            os.link(wheel.path, folder / wheel.file)
-        except OSError:  # another file system, or one without hard links
+        if dest in _real(wheel.path).parents:
+            os.link(wheel.path, folder / wheel.file)  # the old index's own copy, which goes with it
+        else:
             shutil.copyfile(wheel.path, folder / wheel.file)
     for name, content in pages.items():
         (new / name).write_bytes(content)

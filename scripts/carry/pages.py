@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from packaging.utils import parse_wheel_filename
 
-from carry.wheelfile import Wheel
+from carry.wheelcheck import Wheel
 
 API_VERSION = "1.1"
 

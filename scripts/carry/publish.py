@@ -12,7 +12,7 @@ from carry.index import read_index, repair, write_index
 from carry.paths import House
 from carry.pins import Pin
 from carry.schema import fault_in
-from carry.wheelfile import Wheel, read_wheel
+from carry.wheelcheck import Wheel, read_wheel
 
 
 class Published(NamedTuple):

@@ -28,7 +28,7 @@ from packaging.utils import canonicalize_name
 from carry import accept
 from carry.errors import CouldNotRun, UserError
 from carry.welcome import welcome
-from carry.wheelfile import sha256_of
+from carry.wheelcheck import sha256_of
 
 HOST = "127.0.0.1"
 Sink = Callable[[str], object]

@@ -12,7 +12,7 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from carry.errors import UserError
-from carry.wheelfile import provenance_of
+from carry.wheelcheck import provenance_of
 
 
 class _Entry(NamedTuple):
