@@ -1,0 +1,119 @@
+"""The command line: a table of commands, each of which imports what it needs and calls one noun."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from carry.errors import CarryError, CouldNotRun
+from carry.lock import locked
+from carry.paths import House, find_house
+from carry.progress import say
+
+_FULL_DISK = ("ENOSPC", "EDQUOT", "EFBIG")
+
+
+class Command(NamedTuple):
+    """`run(house, args)` returns the exit code; `arguments` adds to the parser; `writes` takes the lock."""
+
+    help: str
+    run: Callable[[House, argparse.Namespace], int]
+    arguments: Callable[[argparse.ArgumentParser], None]
+    writes: bool = False
+
+
+def _pins(parser: argparse.ArgumentParser) -> None:
+    """The two optional arguments that say which pins; empty strings, as make passes them, mean all."""
+    parser.add_argument("--upstream", default="", metavar="NAME")
+    parser.add_argument("--version", default="", metavar="VERSION")
+
+
+def _one_pin(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("upstream", metavar="UPSTREAM")
+    parser.add_argument("version", metavar="VERSION")
+
+
+def _nothing(parser: argparse.ArgumentParser) -> None:
+    pass
+
+
+def _build_wheels(house: House, args: argparse.Namespace) -> int:
+    from carry import pins, wheels
+
+    built = wheels.build_all(house, pins.all_pins(house, args.upstream or None, args.version or None))
+    for wheel in built:
+        print(f"{'built    ' if wheel.built else 'unchanged'}  {wheel.path.name}  sha256:{wheel.sha256}")
+    return 0
+
+
+COMMANDS: dict[str, Command] = {
+    "build-wheels": Command("build patched and pristine wheels of every pin", _build_wheels, _pins, writes=True),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="carry", description=sys.modules["carry"].__doc__)
+    subs = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        command.arguments(subs.add_parser(name, help=command.help, description=command.help))
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; every failure is one line on stderr and the exit code of its error."""
+    args = parser().parse_args(argv)
+    try:
+        return run(args)
+    except CarryError as error:
+        if str(error):
+            say(f"carry: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        say("carry: interrupted; run the same command again to carry on")
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        import errno
+
+        if errno.errorcode.get(error.errno or 0) in _FULL_DISK:
+            where = f" at {error.filename}" if error.filename else ""
+            say(f"carry: no space left{where}; free some and run the same command again")
+            return CouldNotRun.exit_code
+        return _bug(error)
+    except Exception as error:
+        return _bug(error)
+
+
+def run(args: argparse.Namespace) -> int:
+    command = COMMANDS[args.command]
+    house = find_house()
+    if not command.writes:
+        return command.run(house, args)
+    with locked(house.build, f"carry {args.command}", say):
+        return command.run(house, args)
+
+
+def _bug(error: Exception) -> int:
+    """A failure nobody foresaw: the traceback to a file, one line to the terminal."""
+    text = "".join(traceback.format_exception(error))
+    line = f"carry: bug in carry: {type(error).__name__}: {' '.join(str(error).split())}"
+    try:
+        house = find_house()
+        log = house.build / "logs" / f"bug-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(text, encoding="utf-8")
+        say(f"{line}; please report it with {house.relative(log)}")
+    except (OSError, CarryError):
+        say(f"{line}\n{text}")
+    return CarryError.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
