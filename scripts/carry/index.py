@@ -45,6 +45,17 @@ def write_index(wheels: Iterable[Path], dest: Path) -> bool:
     return True
 
 
+def refresh_index(wheels: Iterable[Path], dest: Path) -> bool:
+    """`write_index` of `wheels` and of what `dest` holds of other releases; theirs are replaced whole.
+
+    A release is a project and a version without its local part: an old revision of it goes.
+    """
+    paths = list(wheels)
+    fresh = {_release(wheel) for wheel in map(read_wheel, paths)}
+    kept = [wheel.path for wheel in read_index(dest).values() if _release(wheel) not in fresh]
+    return write_index([*paths, *kept], dest)
+
+
 def repair(dest: Path) -> None:
     """Undo what an interrupted `write_index` left: afterwards `dest` is whole, or was never there."""
     dest = _real(dest)
@@ -59,9 +70,11 @@ def repair(dest: Path) -> None:
 def read_index(dest: Path) -> dict[str, Wheel]:
     """The wheels of an index that `write_index` made, by file name; empty where there is none.
 
-    Raises UserError when a wheel is not the one that its page names: published bytes do not change.
+    Mends first what an interrupted run left. Raises UserError when a wheel is not the one that its page
+    names: published bytes do not change.
     """
     dest = _real(dest)
+    repair(dest)
     wheels = {}
     for page in sorted(dest.glob("*/index.json")):
         for file, sha256 in _listed(page).items():
@@ -71,6 +84,10 @@ def read_index(dest: Path) -> dict[str, Wheel]:
                 raise UserError(f"{path}: {what} published; put it back, or delete {dest} and start it anew")
             wheels[file] = read_wheel(path)
     return wheels
+
+
+def _release(wheel: Wheel) -> tuple[str, str]:
+    return wheel.project, wheel.version.public
 
 
 def _listed(page: Path) -> dict[str, str]:

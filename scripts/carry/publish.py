@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from carry.errors import UserError
-from carry.index import read_index, repair, write_index
+from carry.index import read_index, write_index
 from carry.paths import House
 from carry.pins import Pin
 from carry.schema import fault_in
@@ -37,7 +37,6 @@ def publish(house: House, pins: Iterable[Pin]) -> Published:
     All or nothing: raises Refused, and publishes nothing, where any wheel has no such proof, was not built,
     or has the name of a published wheel and other bytes. Raises what `write_index` raises.
     """
-    repair(house.simple)
     published = read_index(house.simple)
     candidates = list(_candidates(house.candidate))
     reasons, added = [], {}
