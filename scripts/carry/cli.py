@@ -43,16 +43,80 @@ def _nothing(parser: argparse.ArgumentParser) -> None:
 
 
 def _build_wheels(house: House, args: argparse.Namespace) -> int:
-    from carry import pins, wheels
+    from carry import index, pins, wheels
 
     built = wheels.build_all(house, pins.all_pins(house, args.upstream or None, args.version or None))
+    index.write_index(wheels.cached_wheels(house, built), house.candidate)
     for wheel in built:
         print(f"{'built    ' if wheel.built else 'unchanged'}  {wheel.path.name}  sha256:{wheel.sha256}")
     return 0
 
 
+def _apply(house: House, args: argparse.Namespace) -> int:
+    from carry import pins, worktree
+
+    print(house.relative(worktree.apply(house, pins.load_pin(house, args.upstream, args.version))))
+    return 0
+
+
+def _refresh(house: House, args: argparse.Namespace) -> int:
+    from carry import pins, worktree
+
+    pin = pins.load_pin(house, args.upstream, args.version)
+    changed = worktree.refresh(house, pin)
+    print("\n".join(house.relative(pin.folder / name) for name in changed) or f"{pin}: nothing changed")
+    return 0
+
+
+def _lint(house: House, args: argparse.Namespace) -> int:
+    from carry.lint import lint
+
+    found = lint(house, args.upstream or None, args.version or None)
+    print("\n".join([*found, f"lint: {len(found)} finding{'s' * (len(found) != 1)}"]))
+    return 1 if found else 0
+
+
+def _test_tool(house: House, args: argparse.Namespace) -> int:
+    from carry.testing import test_tool
+
+    return test_tool(house)
+
+
+def _test(house: House, args: argparse.Namespace) -> int:
+    """Every part runs, and the first that failed gives the exit code."""
+    codes = [main([name]) for name in ("lint", "test-tool", "test-resume") if name in COMMANDS]
+    return next((code for code in codes if code), 0)
+
+
+def _doctor(house: House, args: argparse.Namespace) -> int:
+    from carry.doctor import examine
+
+    checks = examine(house)
+    for check in checks:
+        print(f"{'ok ' if check.ok else 'BAD'}  {check.name:7} {check.seen}")
+    return 0 if all(check.ok for check in checks) else CouldNotRun.exit_code
+
+
+def _clean(house: House, args: argparse.Namespace) -> int:
+    from carry.clean import clean
+
+    clean(house)
+    return 0
+
+
 COMMANDS: dict[str, Command] = {
-    "build-wheels": Command("build patched and pristine wheels of every pin", _build_wheels, _pins, writes=True),
+    "build-wheels": Command(
+        "build patched and pristine wheels of every pin", _build_wheels, _pins, writes=True
+    ),
+    "apply": Command("lay a pin's work tree, one commit per patch, to edit", _apply, _one_pin, writes=True),
+    "refresh": Command("export a pin's work tree to its patch files", _refresh, _one_pin, writes=True),
+    "lint": Command("check every series against the rules", _lint, _pins, writes=True),
+    "test": Command("lint, test-tool and test-resume", _test, _nothing),
+    "test-tool": Command("run the tests of the tool itself", _test_tool, _nothing),
+    "doctor": Command("look at what this machine has and lacks", _doctor, _nothing),
+    "clean": Command(
+        "remove build/ and dist/, unless a work tree holds unexported work", _clean, _nothing, writes=True
+    ),
 }
 
 

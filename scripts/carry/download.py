@@ -63,8 +63,11 @@ def parse_config(listing: str) -> PipConfig:
 
     # pip's verbatim newlines between several URLs are spelled \n in the listing.
     several = {key: get(key).replace("\\n", " ").split() for key in ("extra-index-url", "find-links")}
-    indexes = [] if get("no-index").lower() in ("1", "true", "yes", "on") else [
-        get("index-url") or PYPI_SIMPLE_ENDPOINT, *several["extra-index-url"]]  # fmt: skip
+    indexes = (
+        []
+        if get("no-index").lower() in ("1", "true", "yes", "on")
+        else [get("index-url") or PYPI_SIMPLE_ENDPOINT, *several["extra-index-url"]]
+    )
     return PipConfig(tuple(indexes), tuple(several["find-links"]), get("cert") or None, get("proxy") or None)
 
 
@@ -84,10 +87,10 @@ def download(project: str, file_name: str, dest: Path) -> str:
             continue
         try:
             if _from_index(index, config, project, file_name, dest):
-                return _shown(index)
-            problems.append(f"{_shown(index)} does not list it")
+                return shown_url(index)
+            problems.append(f"{shown_url(index)} does not list it")
         except _network_errors() as error:
-            problems.append(f"{_shown(index)} did not answer ({_short(error)})")
+            problems.append(f"{shown_url(index)} did not answer ({_short(error)})")
     why = "; ".join(problems) or "pip is configured to use no index"
     raise CouldNotRun(
         f"cannot fetch {file_name}: {why}; check the network and pip's index-url, then run again"
@@ -142,7 +145,7 @@ def _network_errors() -> tuple[type[Exception], ...]:
     )
 
 
-def _shown(index: str) -> str:
+def shown_url(index: str) -> str:
     """The index without the password it may carry."""
     parts = urlsplit(index)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -52,6 +52,7 @@ class Patch:
     path: Path
     subject: str
     trailers: tuple[Trailer, ...]
+    stray_lines: tuple[tuple[int, str], ...]  # lines among the trailers that are none
     changes: tuple[FileChange, ...]
     sha256: str
 
@@ -117,7 +118,7 @@ def load_series(pin: Pin) -> tuple[Patch, ...]:
         match = FILE_NAME.fullmatch(path.name)
         if not match or int(match[1]) != expected:
             raise UserError(
-                f"patches/{shown}: expected number {expected:04d}; name patches 0001-….patch, 0002-….patch, … "
+                f"patches/{shown}: expected number {expected:04d}; number patches from 0001 "
                 "without gap or repeat, or let `carry refresh` do it"
             )
     return tuple(load_patch(path) for path in paths)
@@ -132,10 +133,12 @@ def load_patch(path: Path) -> Patch:
     cut = next((n for n, line in enumerate(lines) if line == "---"), None)
     if cut is None:
         raise UserError(f"{path.name}:1: no `---` line ends the message; export it with `carry refresh`")
+    trailers, stray_lines = _trailers(lines[:cut])
     return Patch(
         path=path,
         subject=_subject(lines[:cut]),
-        trailers=_trailers(lines[:cut]),
+        trailers=trailers,
+        stray_lines=stray_lines,
         changes=_changes(lines, cut),
         sha256=hashlib.sha256(data).hexdigest(),
     )
@@ -192,7 +195,9 @@ def _where(patch: Patch, failed: ApplyFailed) -> str:
         return f"{name}: does not apply: {failed.file}: {failed.said}; rebase it on this release"
     hunk = next((hunk for hunk in change.hunks if hunk.old_line == failed.old_line), None)
     if hunk is None:
-        return f"{name}:{change.line}: does not apply to {failed.file}: {failed.said}; rebase it on this release"
+        return (
+            f"{name}:{change.line}: does not apply to {failed.file}: {failed.said}; rebase it on this release"
+        )
     return (
         f"{name}:{hunk.line}: hunk {hunk.number} of {len(change.hunks)} does not apply to "
         f"{failed.file}:{hunk.old_line}: {failed.said}; rebase it on this release"
@@ -211,8 +216,8 @@ def _subject(head: Sequence[str]) -> str:
     return ""
 
 
-def _trailers(head: Sequence[str]) -> tuple[Trailer, ...]:
-    """The last paragraph's `Key: value` lines; git's own rule, so that interpret-trailers agrees."""
+def _trailers(head: Sequence[str]) -> tuple[tuple[Trailer, ...], tuple[tuple[int, str], ...]]:
+    """The last paragraph's `Key: value` lines, and its other lines; prose only gives none of either."""
     end = len(head)
     while end and not head[end - 1].strip():
         end -= 1
@@ -220,8 +225,9 @@ def _trailers(head: Sequence[str]) -> tuple[Trailer, ...]:
     while start and head[start - 1].strip():
         start -= 1
     if not any(not line.strip() for line in head[:start]):
-        return ()  # still the mail header
-    found = []
+        return (), ()  # still the mail header
+    found: list[Trailer] = []
+    strays = []
     for number, line in enumerate(head[start:end], start + 1):
         match = _TRAILER.match(line)
         if match:
@@ -229,7 +235,9 @@ def _trailers(head: Sequence[str]) -> tuple[Trailer, ...]:
         elif found and line.startswith((" ", "\t")):
             last = found.pop()
             found.append(last._replace(value=f"{last.value} {line.strip()}"))
-    return tuple(found)
+        else:
+            strays.append((number, line))
+    return tuple(found), tuple(strays) if found else ()
 
 
 def _changes(lines: Sequence[str], start: int) -> tuple[FileChange, ...]:

@@ -162,13 +162,18 @@ def pin_problems(data: Mapping[str, Any], path: Path, shown: str) -> list[str]:
         problems.append(f"{shown}:{_line_of(path, key)}: {what}")
 
     if data["version"] != path.parent.name:
-        found("version", f"version {data['version']!r} is not the folder's name {path.parent.name!r}; "
-              "make them equal")  # fmt: skip
+        found(
+            "version",
+            f"version {data['version']!r} is not the folder's name {path.parent.name!r}; make them equal",
+        )
     if not re.fullmatch(r"[0-9a-f]{64}", data["sha256"]):
         found("sha256", "sha256 is not 64 lower-case hex digits; copy it from the package index")
     if not re.fullmatch(r"[^/\\]+\.tar\.(gz|bz2|xz)", data["sdist"]):
-        found("sdist", "sdist is not a plain file name ending in .tar.gz, .tar.bz2 or .tar.xz; "
-              "write the sdist's file name")  # fmt: skip
+        found(
+            "sdist",
+            "sdist is not a plain file name ending in .tar.gz, .tar.bz2 or .tar.xz; "
+            "write the sdist's file name",
+        )
     if "commit" in data and not re.fullmatch(r"[0-9a-f]{40}", data["commit"]):
         found("commit", "commit is not 40 lower-case hex digits; write it in full, or leave it out")
     if isinstance(data["revision"], bool) or data["revision"] < 1:

@@ -64,8 +64,10 @@ def unpack(sdist: Path, folder: Path) -> None:
                 first, _, rest = member.name.partition("/")
                 top = top or first
                 if first != top or first in ("", ".", ".."):
-                    raise UserError(f"{sdist.name}: member {member.name!r} lies outside the sdist's folder "
-                                    f"{top!r}; do not use this sdist")  # fmt: skip
+                    raise UserError(
+                        f"{sdist.name}: member {member.name!r} lies outside the sdist's folder "
+                        f"{top!r}; do not use this sdist"
+                    )
                 if not rest:
                     continue
                 inner = member.replace(name=rest, deep=False)

@@ -22,7 +22,7 @@ from carry.pins import Pin, Upstream
 from carry.sources import fetch, release_time, unpack
 
 _MAKER = "carry", "maintainers@carry.invalid"
-_RAW_BYTES = "* -text -ident -filter -working-tree-encoding !diff !merge !eol !export-subst !export-ignore\n"
+RAW_BYTES = "* -text -ident -filter -working-tree-encoding !diff !merge !eol !export-subst !export-ignore\n"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def repository(house: House, upstream: Upstream) -> Path:
         made = Path(scratch) / "repo.git"
         git(["init", "--quiet", "--bare", "--object-format=sha1", "--template=", str(made)], repo.parent)
         (made / "info").mkdir(exist_ok=True)
-        (made / "info" / "attributes").write_text(_RAW_BYTES)
+        (made / "info" / "attributes").write_text(RAW_BYTES)
         os.replace(made, repo)
     return repo
 
@@ -163,7 +163,7 @@ class Index:
         return dict(_stage_entries(out))
 
     def carry_over(self, mirrors: Mapping[str, str]) -> list[str]:
-        """Repeat in each mirror what changed in its original; returns the mirror files changed.
+        """Repeat in each mirror what changed in its original since the last call; returns the files changed.
 
         Raises CarryError where a mirror's file was not a copy of the original's.
         """
@@ -179,14 +179,18 @@ class Index:
                 twin = mirror + file[len(original) :]
                 before = self.blobs([twin]).get(twin)
                 if before and before[1] not in (old_blob, new_blob):
-                    raise CarryError(f"{twin} is no copy of {file} in this release; patch it by name and "
-                                     f"take {mirror} out of [mirrors]")  # fmt: skip
+                    raise CarryError(
+                        f"{twin} is no copy of {file} in this release; patch it by name and "
+                        f"take {mirror} out of [mirrors]"
+                    )
                 if not before and old_blob.strip("0"):
                     continue  # the sdist ships this file once
                 lines.append(f"{mode} {new_blob}\t{twin}")
                 files.append(twin)
         if lines:
             self.run(["update-index", "--index-info"], stdin=("\n".join(lines) + "\n").encode())
+        if changed:
+            self._base = self.write_tree()
         return files
 
     def write_tree(self) -> str:

@@ -6,15 +6,15 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from carry.errors import CouldNotRun, UserError
-from carry.paths import House
+from carry.buildenv import BUILD_PINS, build_python, run_uv
+from carry.errors import UserError
 from carry.patches import Patch, apply_series, load_series, series_sha256
+from carry.paths import House
 from carry.pins import Pin
 from carry.progress import say
 from carry.sources import file_sha256
@@ -24,8 +24,6 @@ from carry.wheelfile import rewrite
 FLAVOURS = ("patched", "pristine")
 # Part of every wheel's inputs: raise it when the way wheels are made changes their bytes.
 BUILDER = 1
-_PINS = Path(__file__).with_name("build-pins.txt")
-_DISK_FULL = ("no space left on device", "disk quota exceeded", "os error 28", "file too large")
 
 
 @dataclass(frozen=True)
@@ -72,9 +70,8 @@ def build(house: House, pin: Pin, series: Sequence[Patch], flavour: str) -> Whee
     Raises UserError where the series does not apply or the build fails because of
     it, CouldNotRun where the surroundings fail.
     """
-    key = inputs_sha256(pin, series, flavour)
-    folder = house.cache / "wheels" / key
-    path = folder / wheel_name(pin, flavour)
+    path = _cached(house, pin, series, flavour)
+    folder = path.parent
     digest = _recorded(path)
     if digest:
         return Wheel(pin, flavour, path, digest, built=False)
@@ -83,7 +80,9 @@ def build(house: House, pin: Pin, series: Sequence[Patch], flavour: str) -> Whee
     say(f"building {path.name} ({len(series)} patches, {len(changed)} files changed)")
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".build-", ignore_cleanup_errors=True) as scratch:
+    with tempfile.TemporaryDirectory(
+        dir=folder.parent, prefix=".build-", ignore_cleanup_errors=True
+    ) as scratch:
         work = Path(scratch)
         lay(applied.release, applied.tree, work / "tree")
         generated = {
@@ -94,18 +93,44 @@ def build(house: House, pin: Pin, series: Sequence[Patch], flavour: str) -> Whee
         raw = _run_build(house, pin, flavour, work, applied.release.epoch)
         (work / "done").mkdir()
         made = work / "done" / path.name
-        rewrite(raw, made, applied.release.epoch, {"carry.json": _json(provenance(pin, series, flavour))}, generated)
+        rewrite(
+            raw,
+            made,
+            applied.release.epoch,
+            {"carry.json": _json(provenance(pin, series, flavour))},
+            generated,
+        )
         digest = file_sha256(made)
         (work / "done" / "sha256").write_text(digest + "\n")
         os.replace(work / "done", folder)
     return Wheel(pin, flavour, path, digest, built=True)
 
 
+def cached_wheels(house: House, built: Sequence[Wheel]) -> list[Path]:
+    """Files for the candidate index: those just asked for, and what is current of every other pin."""
+    from carry.pins import all_pins
+
+    paths = {wheel.path.name: wheel.path for wheel in built}
+    for pin in all_pins(house):
+        if any(wheel.pin == pin for wheel in built):
+            continue
+        series = load_series(pin)
+        for flavour in FLAVOURS:
+            path = _cached(house, pin, series if flavour == "patched" else (), flavour)
+            if _recorded(path):
+                paths[path.name] = path
+    return [paths[name] for name in sorted(paths)]
+
+
+def _cached(house: House, pin: Pin, series: Sequence[Patch], flavour: str) -> Path:
+    return house.cache / "wheels" / inputs_sha256(pin, series, flavour) / wheel_name(pin, flavour)
+
+
 def inputs_sha256(pin: Pin, series: Sequence[Patch], flavour: str) -> str:
     """Hash of everything that decides a wheel's bytes."""
     inputs = {
         "builder": BUILDER,
-        "build_pins": hashlib.sha256(_PINS.read_bytes()).hexdigest(),
+        "build_pins": hashlib.sha256(BUILD_PINS.read_bytes()).hexdigest(),
         "upstream": hashlib.sha256((pin.upstream.folder / "upstream.toml").read_bytes()).hexdigest(),
         "provenance": provenance(pin, series, flavour),
     }
@@ -165,13 +190,24 @@ def _run_build(house: House, pin: Pin, flavour: str, work: Path, epoch: int) -> 
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
         "SOURCE_DATE_EPOCH": str(epoch),
-        **{key: text.replace("{local}", local_version(pin, flavour))
-           for key, text in pin.upstream.wheel_env.items()},
-    }  # fmt: skip
+        **{
+            key: text.replace("{local}", local_version(pin, flavour))
+            for key, text in pin.upstream.wheel_env.items()
+        },
+    }
     out = work / "out"
-    args = ["build", "--wheel", "--no-build-isolation", "--no-config", "--python", str(python), "--out-dir", str(out),
-            str(work / "tree")]  # fmt: skip
-    log = _uv(args, env, f"building {wheel_name(pin, flavour)}", house, work)
+    args = [
+        "build",
+        "--wheel",
+        "--no-build-isolation",
+        "--no-config",
+        "--python",
+        str(python),
+        "--out-dir",
+        str(out),
+        str(work / "tree"),
+    ]
+    log = run_uv(args, env, f"building {wheel_name(pin, flavour)}", house, work)
     found = list(out.glob("*.whl"))
     if [path.name for path in found] != [wheel_name(pin, flavour)]:
         names = ", ".join(path.name for path in found) or "nothing"
@@ -179,69 +215,16 @@ def _run_build(house: House, pin: Pin, flavour: str, work: Path, epoch: int) -> 
     return found[0]
 
 
-def build_python(house: House) -> Path:
-    """The interpreter of the environment wheels are built in: pinned setuptools and wheel, nothing else."""
-    import sys
-
-    version = ".".join(map(str, sys.version_info[:3]))
-    key = hashlib.sha256(_PINS.read_bytes() + f"{version} {sys.base_prefix}".encode()).hexdigest()[:16]
-    folder = house.cache / "build-env" / key
-    python = folder / "bin" / "python"
-    if (folder / "ready").exists():
-        return python
-    say("making the environment that wheels are built in")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # A virtual environment cannot be renamed, so a mark written last says that it is whole.
-    env = {**os.environ, "UV_NO_PROGRESS": "1", **pip_places()}
-    _uv(["venv", "--quiet", "--no-config", "--python", sys.executable, str(folder)], env, "uv venv", house)
-    _uv(["pip", "install", "--quiet", "--no-config", "--python", str(python), "--require-hashes", "--no-deps",
-         "--only-binary=:all:", "-r", str(_PINS)], env, "installing build-pins.txt", house)  # fmt: skip
-    (folder / "ready").touch()
-    return python
-
-
-def pip_places() -> dict[str, str]:
-    """uv's variables for where pip is configured to look; what the user set for uv itself wins."""
-    from carry.download import pip_config
-
-    config = pip_config()
-    env = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
-    if config.indexes:
-        env["UV_DEFAULT_INDEX"] = config.indexes[0]
-        env["UV_INDEX"] = " ".join(config.indexes[1:])
-    else:
-        env["UV_NO_INDEX"] = "1"
-    env["UV_FIND_LINKS"] = ",".join(config.find_links)
-    if config.cert:
-        env["SSL_CERT_FILE"] = config.cert
-    return {key: value for key, value in env.items() if value and key not in os.environ}
-
-
 def _base_env(work: Path) -> dict[str, str]:
     """Nothing of the caller's environment: no compiler, no accelerator, no locale of theirs."""
     temp = work / "tmp"
     temp.mkdir()
-    return {"HOME": str(temp), "TMPDIR": str(temp), "LC_ALL": "C.UTF-8", "TZ": "UTC", "UV_NO_CACHE": "1",
-            "UV_OFFLINE": "1", "UV_NO_PROGRESS": "1"}  # fmt: skip
-
-
-def _uv(args: Sequence[str], env: dict[str, str], what: str, house: House, work: Path | None = None) -> str:
-    """Run uv under umask 022; returns the shown path of its log. Raises CouldNotRun, or UserError for a
-    build."""
-    from uv import find_uv_bin
-
-    log = house.build / "logs" / f"{what.replace(' ', '-').replace('/', '-')}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "wb") as handle:
-        done = subprocess.run([find_uv_bin(), *args], env=env, stdin=subprocess.DEVNULL, stdout=handle,
-                              stderr=subprocess.STDOUT, umask=0o022)  # fmt: skip
-    shown = house.relative(log)
-    if done.returncode:
-        text = log.read_text(encoding="utf-8", errors="replace")
-        if any(words in text.lower() for words in _DISK_FULL):
-            raise CouldNotRun(f"no space left while {what}; free some and run again")
-        last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")
-        kind = UserError if work else CouldNotRun
-        raise kind(f"{what} failed: {last[:200]}; see {shown}")
-    return shown
+    return {
+        "HOME": str(temp),
+        "TMPDIR": str(temp),
+        "LC_ALL": "C.UTF-8",
+        "TZ": "UTC",
+        "UV_NO_CACHE": "1",
+        "UV_OFFLINE": "1",
+        "UV_NO_PROGRESS": "1",
+    }

@@ -1,0 +1,23 @@
+"""Removal of everything that can be made again."""
+
+from __future__ import annotations
+
+import shutil
+
+from carry.errors import UserError
+from carry.paths import House
+from carry.worktree import unexported
+
+
+def clean(house: House) -> None:
+    """Remove build/ and dist/; UserError, removing nothing, where a work tree holds unexported work."""
+    kept = unexported(house)
+    if kept:
+        names = ", ".join(house.relative(folder) for folder in kept)
+        raise UserError(
+            f"{names}: holds work that no patch file has; `carry refresh` it, or remove it by hand"
+        )
+    # The lock's own file goes last, with its folder, while we still hold it.
+    for folder in (house.dist, house.build):
+        if folder.exists():
+            shutil.rmtree(folder)

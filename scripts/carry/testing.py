@@ -1,0 +1,14 @@
+"""pytest on the tool's own tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from carry.paths import House
+
+
+def test_tool(house: House) -> int:
+    """Run tests/tool on two processes; 0, or 1 where a test failed."""
+    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "worksteal", str(house.tests / "tool")]
+    return 1 if subprocess.run(command, cwd=house.root).returncode else 0
