@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -78,7 +80,7 @@ def run_uv(
     build."""
     from uv import find_uv_bin
 
-    log = house.build / "logs" / f"{what.replace(' ', '-').replace('/', '-')}.log"
+    log = house.build / "logs" / (re.sub(r"[^\w.+-]+", "-", what) + ".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "wb") as handle:
         done = subprocess.run(
@@ -92,7 +94,7 @@ def run_uv(
     shown = house.relative(log)
     if done.returncode:
         text = log.read_text(encoding="utf-8", errors="replace")
-        if any(words in text.lower() for words in _DISK_FULL):
+        if done.returncode == -signal.SIGXFSZ or any(words in text.lower() for words in _DISK_FULL):
             raise CouldNotRun(f"no space left while {what}; free some and run again")
         last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")
         kind = UserError if work else CouldNotRun

@@ -160,7 +160,10 @@ def run(args: argparse.Namespace) -> int:
     house = find_house()
     if not command.writes:
         return command.run(house, args)
+    from carry.clean import sweep
+
     with locked(house.build, f"carry {args.command}", say):
+        sweep(house)
         return command.run(house, args)
 
 

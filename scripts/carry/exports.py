@@ -21,7 +21,8 @@ from carry.trees import Release, commit_tree, temporary_index
 _FORMAT = (
     "format-patch",
     "--quiet",
-    "--patch",
+    "--stat=72",
+    "--summary",
     "--zero-commit",
     "--full-index",
     "--no-signature",
@@ -31,7 +32,6 @@ _FORMAT = (
     "--suffix=.patch",
     "--filename-max-length=64",
     "--no-renames",
-    "--no-stat",
     "--unified=3",
     "--inter-hunk-context=0",
     "--diff-algorithm=myers",

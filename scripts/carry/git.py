@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -88,7 +89,7 @@ def git_bytes(
     stderr = done.stderr.decode("utf-8", "replace")
     if done.returncode in ok:
         return done.returncode, done.stdout, stderr
-    if any(words in stderr.lower() for words in _DISK_FULL):
+    if done.returncode == -signal.SIGXFSZ or any(words in stderr.lower() for words in _DISK_FULL):
         raise CouldNotRun(f"no space left while git wrote below {cwd}; free some and run again")
     raise GitFailed(args, done.returncode, done.stdout.decode("utf-8", "replace"), stderr)
 

@@ -212,8 +212,14 @@ def _subject(head: Sequence[str]) -> str:
                 if not more.startswith((" ", "\t")):
                     break
                 text += " " + more.strip()
-            return re.sub(r"^\[PATCH[^]]*\] ", "", text)
+            return re.sub(r"^\[PATCH[^]]*\] ", "", _decoded(text) if "=?" in text else text)
     return ""
+
+
+def _decoded(text: str) -> str:
+    from email.header import decode_header, make_header
+
+    return str(make_header(decode_header(text)))
 
 
 def _trailers(head: Sequence[str]) -> tuple[tuple[Trailer, ...], tuple[tuple[int, str], ...]]:

@@ -24,6 +24,7 @@ from carry.wheelfile import rewrite
 FLAVOURS = ("patched", "pristine")
 # Part of every wheel's inputs: raise it when the way wheels are made changes their bytes.
 BUILDER = 1
+_KEPT = 20
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def build_all(house: House, pins: Iterable[Pin]) -> list[Wheel]:
     for wheel in wheels:
         if wheel.flavour == "patched":
             _publish(wheel.path, house.wheels / wheel.path.name, wheel.sha256)
+    _prune(house.cache / "wheels", {wheel.path.parent for wheel in wheels})
     return wheels
 
 
@@ -75,6 +77,7 @@ def build(house: House, pin: Pin, series: Sequence[Patch], flavour: str) -> Whee
     digest = _recorded(path)
     if digest:
         return Wheel(pin, flavour, path, digest, built=False)
+    carry_json = _checked_provenance(pin, series, flavour)
     applied = apply_series(house, pin, series)
     changed = changed_files(applied.release, applied.release.tree, applied.tree)
     say(f"building {path.name} ({len(series)} patches, {len(changed)} files changed)")
@@ -97,7 +100,7 @@ def build(house: House, pin: Pin, series: Sequence[Patch], flavour: str) -> Whee
             raw,
             made,
             applied.release.epoch,
-            {"carry.json": _json(provenance(pin, series, flavour))},
+            {"carry.json": carry_json},
             generated,
         )
         digest = file_sha256(made)
@@ -157,6 +160,15 @@ def provenance(pin: Pin, series: Sequence[Patch], flavour: str) -> dict:
     }
 
 
+def _checked_provenance(pin: Pin, series: Sequence[Patch], flavour: str) -> bytes:
+    from carry.schema import fault_in
+
+    document = provenance(pin, series, flavour)
+    if wrong := fault_in(document, "provenance"):
+        raise UserError(f"{pin}: the wheel's carry.json would be malformed at {wrong}; run `carry lint`")
+    return _json(document)
+
+
 def _recorded(path: Path) -> str | None:
     """The wheel's sha256 where the file in the cache still has the recorded one."""
     try:
@@ -177,6 +189,13 @@ def _publish(wheel: Path, dest: Path, digest: str) -> None:
     beside = dest.with_name(f".{dest.name}.new")
     shutil.copyfile(wheel, beside)
     os.replace(beside, dest)
+
+
+def _prune(folder: Path, used: set[Path]) -> None:
+    """Forget all but the newest builds that this run did not ask for: each is megabytes."""
+    others = [path for path in folder.iterdir() if path not in used] if folder.exists() else []
+    for path in sorted(others, key=lambda path: path.stat().st_mtime)[:-_KEPT]:
+        shutil.rmtree(path)
 
 
 def _json(data: dict) -> bytes:

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from toyhouse import ToyHouse, make_toy
+
+from carry.buildenv import build_python
+from carry.lock import locked
+from carry.paths import House
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def build_env() -> Path:
+    """The folder of the repository's own build environments, with the current one ready."""
+    house = House(ROOT)
+    with locked(house.build, "the tool's tests", lambda line: None):
+        build_python(house)
+    return house.cache / "build-env"
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> ToyHouse:
+    """A toy house that builds no wheel."""
+    return make_toy(tmp_path)
+
+
+@pytest.fixture
+def builder(tmp_path: Path, build_env: Path) -> ToyHouse:
+    """A toy house that can build wheels offline."""
+    return make_toy(tmp_path, build_env)
+
+
+@pytest.fixture
+def series(toy: ToyHouse) -> ToyHouse:
+    """A toy house with a series of two patches and its work tree."""
+    return toy.with_series()
