@@ -45,17 +45,6 @@ def write_index(wheels: Iterable[Path], dest: Path) -> bool:
     return True
 
 
-def refresh_index(wheels: Iterable[Path], dest: Path) -> bool:
-    """`write_index` of `wheels` and of what `dest` holds of other releases; theirs are replaced whole.
-
-    A release is a project and a version without its local part: an old revision of it goes.
-    """
-    paths = list(wheels)
-    fresh = {_release(wheel) for wheel in map(read_wheel, paths)}
-    kept = [wheel.path for wheel in read_index(dest).values() if _release(wheel) not in fresh]
-    return write_index([*paths, *kept], dest)
-
-
 def repair(dest: Path) -> None:
     """Undo what an interrupted `write_index` left: afterwards `dest` is whole, or was never there."""
     dest = _real(dest)
@@ -84,10 +73,6 @@ def read_index(dest: Path) -> dict[str, Wheel]:
                 raise UserError(f"{path}: {what} published; put it back, or delete {dest} and start it anew")
             wheels[file] = read_wheel(path)
     return wheels
-
-
-def _release(wheel: Wheel) -> tuple[str, str]:
-    return wheel.project, wheel.version.public
 
 
 def _listed(page: Path) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from carry.errors import CarryError, UserError
-from carry.index import read_index, refresh_index, write_index
+from carry.index import read_index, write_index
 from wheelmaker import make_wheel, tree
 
 EXAMPLE = "demo-1.0+resume.1-py3-none-any.whl"
@@ -147,15 +147,6 @@ def test_an_index_behind_a_link_stays_behind_it(tmp_path):
     write_index([make_wheel(tmp_path / "in")], tmp_path / "simple")
     assert (tmp_path / "simple").is_symlink()
     assert f"demo/{EXAMPLE}" in tree(tmp_path / "real")
-
-
-def test_refresh_replaces_a_release_and_keeps_the_others(tmp_path):
-    dest = tmp_path / "simple"
-    for version in ("1.0+resume.1", "1.0+pristine", "2.0+resume.4"):
-        make_wheel(tmp_path / "old", version=version)
-    refresh_index((tmp_path / "old").iterdir(), dest)
-    refresh_index([make_wheel(tmp_path / "new", version="1.0+resume.2")], dest)
-    assert [str(wheel.version) for wheel in read_index(dest).values()] == ["1.0+resume.2", "2.0+resume.4"]
 
 
 def test_one_name_with_two_contents_is_refused(tmp_path):

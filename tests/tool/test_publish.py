@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from carry.errors import UserError
-from carry.index import refresh_index
+from carry.index import write_index
 from carry.paths import House
 from carry.pins import all_pins
 from carry.publish import Published, Refused, publish
@@ -46,10 +46,8 @@ def build(house: House, version: str = "1.0", revision: int = 1, body: str = "",
     patched = make_wheel(
         inbox, version=f"{version}+resume.{revision}", body=body, carry=provenance(version, revision, **carry)
     )
-    pristine = make_wheel(
-        inbox, version=f"{version}+pristine", carry=provenance(version, revision, flavour="pristine")
-    )
-    refresh_index([patched, pristine], house.candidate)
+    make_wheel(inbox, version=f"{version}+pristine", carry=provenance(version, revision, flavour="pristine"))
+    write_index(inbox.iterdir(), house.candidate)
     return patched
 
 
@@ -212,7 +210,7 @@ def test_a_proof_that_is_no_json_is_refused(house):
 
 def test_a_pristine_wheel_in_the_published_index_is_refused(house):
     prove(house, build(house))
-    refresh_index(house.candidate.glob("demo/*pristine*.whl"), house.simple)
+    write_index(house.candidate.glob("demo/*pristine*.whl"), house.simple)
     refused(house, "pristine, yet published; delete dist/simple")
 
 
