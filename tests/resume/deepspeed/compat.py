@@ -1,0 +1,160 @@
+"""What a CPU-only machine lacks for DeepSpeed to run: bridges, per release, and nothing else.
+
+None of this touches saving or loading.  On a machine with CUDA nothing here is applied.
+
+* 0.12.6 picks its CPU accelerator only where Intel's extension imports, and imports oneCCL's binding.
+* The CPU accelerators name a ``ccl`` backend, or build an shm reduce op; both become plain gloo.
+* fp16 is reported as unsupported on most CPUs; torch computes it all the same.
+* <= 0.12 finds gradients by ``Tensor.type()`` names that no CPU tensor has.
+* <= 0.12 gathers into views with autograd on, which gloo's kernels refuse.
+* FusedAdam's kernel is CUDA's: ``resume.standin.fused_adam`` takes its place.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import logging
+import os
+import sys
+import types
+
+import torch
+
+
+def _stub(name: str, **attributes) -> None:
+    if name not in sys.modules:
+        module = types.ModuleType(name)
+        module.__dict__.update(attributes)
+        sys.modules[name] = module
+
+
+def _version() -> tuple[int, int]:
+    major, minor = importlib.metadata.version("deepspeed").split(".")[:2]
+    return int(major), int(minor)
+
+
+def _before_import() -> None:
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ.setdefault("DS_SKIP_CUDA_CHECK", "1")
+    _stub("intel_extension_for_pytorch", __version__="0.0.stub")
+    if _version() <= (0, 13):
+        _stub("oneccl_bindings_for_pytorch")
+    import torch.distributed.elastic.agent.server.api as agent
+
+    for name, value in (("log", logging.getLogger("elastic")), ("_get_socket_with_port", lambda: None)):
+        if not hasattr(agent, name):
+            setattr(agent, name, value)
+
+
+class _Stream:
+    """A stream that is always in step: what ``torch.cuda.Stream`` is to a CPU."""
+
+    def __init__(self, *_args, **_kwargs):
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def wait_stream(self, _other) -> None:
+        pass
+
+    def record_event(self, *_args) -> None:
+        pass
+
+    def wait_event(self, *_args) -> None:
+        pass
+
+
+def _accelerator():
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator = get_accelerator()
+    cls = type(accelerator)
+    accelerator._communication_backend_name = "gloo"
+    cls.is_fp16_supported = lambda self: True
+    cls.is_bf16_supported = lambda self: True
+    cls.supported_dtypes = lambda self: [torch.float32, torch.bfloat16, torch.float16]
+    if accelerator.Stream is None:
+        cls.Stream = property(lambda self: _Stream)
+        cls.Event = property(lambda self: _Stream)
+        cls.current_stream = cls.default_stream = lambda self, device_index=None: _Stream()
+        cls.stream = lambda self, stream: contextlib.nullcontext()
+    return accelerator
+
+
+def _split_by_dtype(tensors):
+    """``split_half_float_double_sparse`` of <= 0.12 with dtypes in place of CUDA's type names."""
+    buckets = []
+    for dtype in (torch.float16, torch.float32, torch.float64, torch.bfloat16):
+        bucket = [t for t in tensors if t.dtype == dtype and t.layout == torch.strided]
+        if bucket:
+            buckets.append((dtype, bucket))
+    return buckets
+
+
+def _without_autograd(collective):
+    """The same collective on the same memory, with no autograd history for gloo's threads to refuse."""
+    def plain(value):
+        if torch.is_tensor(value):
+            return value.data
+        return [plain(v) for v in value] if isinstance(value, list) else value
+
+    @functools.wraps(collective)
+    def call(self, *args, **kwargs):
+        return collective(self, *map(plain, args), **{k: plain(v) for k, v in kwargs.items()})
+
+    return call
+
+
+def _after_import() -> None:
+    import deepspeed.runtime.engine as engine
+
+    comm_torch = sys.modules["deepspeed.comm.torch"]  # the attribute of that name is torch itself
+
+    if hasattr(comm_torch, "build_shm_op"):
+        comm_torch.build_shm_op = lambda: None
+    if _version() <= (0, 12):
+        engine.split_half_float_double_sparse = _split_by_dtype
+        for name in ("all_gather_into_tensor", "all_gather", "broadcast", "all_reduce", "reduce_scatter_tensor"):
+            setattr(comm_torch.TorchBackend, name, _without_autograd(getattr(comm_torch.TorchBackend, name)))
+
+    import deepspeed.ops.adam.fused_adam as fused
+
+    from resume.standin import fused_adam as standin
+
+    class Builder:
+        def load(self, *_args, **_kwargs):
+            return types.SimpleNamespace(multi_tensor_adam=standin.multi_tensor_adam)
+
+    fused.FusedAdamBuilder = Builder
+    fused.multi_tensor_applier = standin.Applier()
+
+
+def setup(rank: int, world: int) -> None:
+    """Bring one rank up: import DeepSpeed with its bridges and join the process group."""
+    torch.set_num_threads(1)
+    cuda = torch.cuda.is_available()
+    if not cuda:
+        _before_import()
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    if not cuda:
+        _accelerator()
+        _after_import()
+    deepspeed.init_distributed(dist_backend="nccl" if cuda else "gloo", verbose=False)
+
+
+_TABLES = ("_EXPERT_PARALLEL_GROUP", "_EXPERT_PARALLEL_GROUP_RANKS", "_EXPERT_DATA_PARALLEL_GROUP",
+           "_EXPERT_DATA_PARALLEL_GROUP_RANKS")
+
+
+def reset() -> None:
+    """Forget what one engine leaves in DeepSpeed's module globals, before the next is built."""
+    from deepspeed.utils import groups
+
+    for name in _TABLES:
+        getattr(groups, name, {}).clear()
+    groups.mpu = None
+    torch.set_grad_enabled(True)

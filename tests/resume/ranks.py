@@ -1,0 +1,200 @@
+"""Run a function on N ranks and bring results and errors home.
+
+Protocol
+1. ``Ranks(world, setup)`` starts N processes; each sets the launcher's
+   variables and calls ``setup`` ("module:function") once.
+2. ``run(target, **kwargs)`` calls "module:function" on every rank and returns
+   the list of results, rank order.
+3. A rank that raises sends a ``Symptom``; anything else becomes a ``Crash``.
+   When one rank fails and another does not come back within ``grace``
+   seconds, that is ``PeersHung``; when nobody fails and one does not come
+   back within ``timeout``, that is ``Hang``.  After a hang or a death the
+   processes are killed and the next run starts fresh ones.
+Many runs share the processes, since importing a framework costs seconds.
+"""
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import sys
+import sysconfig
+import tempfile
+import time
+import traceback
+from multiprocessing.connection import wait
+
+from resume.symptoms import Crash, Hang, PeersHung, Symptom
+
+_STDLIB = sysconfig.get_paths()["stdlib"]
+
+
+def _resolve(target: str):
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _is_upstream(frames, packages) -> bool:
+    """Whether the innermost frame that is neither torch's nor the standard library's lies in one of ``packages``."""
+    for file, _, _ in reversed(frames):
+        parts = file.split("/")
+        if "torch" in parts or (file.startswith(_STDLIB) and "site-packages" not in parts) or file.startswith("<"):
+            continue
+        return any(package in parts for package in packages) and "tests" not in parts
+    return False
+
+
+def as_crash(error: BaseException, rank: int, packages=("deepspeed", "nemo", "megatron", "apex")) -> Crash:
+    """Turn any exception into a ``Crash`` that can be pickled."""
+    frames = [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(error.__traceback__)]
+    mro = [cls.__name__ for cls in type(error).__mro__]
+    return Crash(type(error).__name__, str(error), mro, frames, _is_upstream(frames, packages), rank)
+
+
+def _send(conn, what) -> None:
+    # plain pickle: multiprocessing's own would pass tensors as shared-memory descriptors and run out of them
+    conn.send_bytes(pickle.dumps(what))
+
+
+def _receive(conn):
+    return pickle.loads(conn.recv_bytes())
+
+
+def _serve(conn, rank: int, world: int, port: int, store: str, setup: str, path: list[str]) -> None:
+    sys.path[:] = path
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_SIZE=str(world),
+                      LOCAL_WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+                      CARRY_STORE=store)
+    try:
+        _resolve(setup)(rank, world)
+        _send(conn, ("ready", None))
+    except BaseException as error:  # noqa: BLE001 - everything goes to the parent
+        _send(conn, ("error", as_crash(error, rank)))
+        return
+    while True:
+        try:
+            job = _receive(conn)
+        except EOFError:
+            return
+        try:
+            target, kwargs = job
+            reply = ("ok", _resolve(target)(**kwargs))
+        except Symptom as error:
+            error.remote = traceback.format_exc()
+            reply = ("error", error)
+        except BaseException as error:  # noqa: BLE001
+            reply = ("error", as_crash(error, rank))
+        try:
+            _send(conn, reply)
+        except Exception as error:  # noqa: BLE001 - a result that cannot be pickled
+            _send(conn, ("error", as_crash(error, rank)))
+
+
+class Ranks:
+    """N processes that run functions together.
+
+    ``world``: number of ranks.  ``setup``: "module:function" called with (rank, world) in each.
+    """
+
+    def __init__(self, world: int, setup: str):
+        self.world, self.setup = world, setup
+        self._procs: list = []
+        self._conns: list = []
+
+    def start(self, timeout: float = 180.0) -> None:
+        context = multiprocessing.get_context("spawn")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        store = os.path.join(tempfile.mkdtemp(prefix="carry-ranks-"), "store")
+        for rank in range(self.world):
+            ours, theirs = context.Pipe()
+            proc = context.Process(target=_serve, daemon=True,
+                                   args=(theirs, rank, self.world, port, store, self.setup, list(sys.path)))
+            proc.start()
+            theirs.close()
+            self._procs.append(proc)
+            self._conns.append(ours)
+        self._collect(timeout, timeout)
+
+    def run(self, target: str, *, timeout: float = 120.0, grace: float = 10.0, **kwargs) -> list:
+        """Call ``target`` ("module:function") with ``kwargs`` on every rank; results in rank order.
+
+        Raises the first rank's ``Symptom``, ``Crash``, ``PeersHung`` or ``Hang``.
+        """
+        if not self._procs:
+            self.start()
+        try:
+            for conn in self._conns:
+                _send(conn, (target, kwargs))
+        except OSError:
+            self.stop()
+            self.start()
+            for conn in self._conns:
+                _send(conn, (target, kwargs))
+        return self._collect(timeout, grace)
+
+    def outcomes(self, target: str, *, timeout: float = 120.0, grace: float = 10.0, **kwargs) -> list:
+        """As ``run``, but each rank's result or exception in rank order: how *every* rank ended."""
+        if not self._procs:
+            self.start()
+        for conn in self._conns:
+            _send(conn, (target, kwargs))
+        return self._gather(timeout, grace)
+
+    def _gather(self, timeout: float, grace: float) -> list:
+        results: dict[int, object] = {}
+        deadline = time.monotonic() + timeout
+        while len(results) < self.world:
+            waiting = [c for r, c in enumerate(self._conns) if r not in results]
+            ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for conn in ready:
+                rank = self._conns.index(conn)
+                try:
+                    kind, value = _receive(conn)
+                except (EOFError, OSError):
+                    self._procs[rank].join(5)
+                    code = self._procs[rank].exitcode
+                    kind, value = "error", Crash("ProcessDied", f"exit code {code}", rank=rank)
+                results[rank] = value
+                if kind == "error":
+                    deadline = min(deadline, time.monotonic() + grace)
+        failed = [v for v in results.values() if isinstance(v, BaseException)]
+        for rank in range(self.world):
+            if rank not in results:
+                reason = f"while another failed with {failed[0]}" if failed else f"within {timeout:.0f} s"
+                results[rank] = (PeersHung if failed else Hang)(f"rank {rank} did not come back {reason}")
+        if len(failed) != len([v for v in results.values() if isinstance(v, BaseException)]) or any(
+                isinstance(v, Crash) and v.type_name == "ProcessDied" for v in failed):
+            self.stop()
+        return [results[rank] for rank in range(self.world)]
+
+    def _collect(self, timeout: float, grace: float) -> list:
+        results = self._gather(timeout, grace)
+        errors = [v for v in results if isinstance(v, BaseException)]
+        if not errors:
+            return results
+        # ranks that failed differently may be left at different collectives: never reuse those
+        places = {(type(e).__name__, e.type_name, e.frames[-1:]) if isinstance(e, Crash) else type(e).__name__
+                  for e in errors}
+        if len(errors) < self.world or len(places) > 1:
+            self.stop()
+        hung = [e for e in errors if isinstance(e, (PeersHung, Hang))]
+        raise (hung or errors)[0]
+
+    def stop(self) -> None:
+        """End the processes, by force when they do not go by themselves."""
+        for conn in self._conns:
+            conn.close()
+        for proc in self._procs:
+            proc.join(0.2)
+            if proc.is_alive():
+                proc.kill()
+                proc.join()
+        self._procs, self._conns = [], []
