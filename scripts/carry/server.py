@@ -33,7 +33,6 @@ from carry.wheelcheck import sha256_of
 HOST = "127.0.0.1"
 Sink = Callable[[str], object]
 _CHUNK = 1 << 16
-_PROJECT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 _TYPES = {
     ".whl": "application/octet-stream",
@@ -128,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._missing()
 
     def _has(self, project: str) -> bool:
-        return bool(_PROJECT.fullmatch(project)) and (self.server.root / canonicalize_name(project)).is_dir()
+        return bool(project) and (self.server.root / canonicalize_name(project)).is_dir()
 
     def _project(self, project: str, rest: list[str]) -> None:
         name = canonicalize_name(project)
@@ -222,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
 def _segments(target: str) -> list[str]:
     """The decoded parts of a request's path after its first slash; empty where one holds a separator itself.
 
-    Dots need no care here: no project is named so, and no file that begins with one is served.
+    Dots need no care: a project's are normalised away, and no file that begins with one is served.
     """
     first, *parts = map(unquote, target.partition("?")[0].partition("#")[0].split("/"))
     return [] if first or any(char in part for part in parts for char in "/\\\0") else parts

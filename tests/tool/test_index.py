@@ -174,6 +174,7 @@ def swap(name, old, new):
     ("message", "made"),
     [
         ("__init__.py is not what RECORD says", {"spoil": swap("__init__.py", b"version", b"Version")}),
+        ("__init__.py is not what RECORD says", {"spoil": swap("RECORD", b",25\n", b",26\n")}),
         ("RECORD lists demo/__init__.py, which the wheel lacks", {"spoil": drop("__init__.py")}),
         ("extra.py is not in RECORD", {"spoil": lambda files: files.update({"extra.py": b""})}),
         ("has no RECORD", {"spoil": drop("RECORD")}),
