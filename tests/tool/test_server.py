@@ -171,6 +171,8 @@ def test_other_spellings_are_redirected(url, path, location):
         "/simple/demo/.hidden.html",
         "/simple/demo/a%00.html",
         "/simple//demo/",
+        "/simple//",
+        "/simple//index.html",
         "/simple/.",
         "/simple/..",
         "http://elsewhere/simple/",
