@@ -8,7 +8,6 @@ from carry.errors import UserError
 from carry.paths import House
 from carry.worktree import unexported
 
-
 # Scratch folders carry a leading dot and lie beside what they become.
 _SCRATCH = (
     "build/cache/.unpack-*",

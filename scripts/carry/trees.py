@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from carry.errors import CarryError, UserError
+from carry.errors import UserError
 from carry.git import GitFailed, git, git_bytes
 from carry.paths import House
 from carry.pins import Pin, Upstream
@@ -165,7 +165,7 @@ class Index:
     def carry_over(self, mirrors: Mapping[str, str]) -> list[str]:
         """Repeat in each mirror what changed in its original since the last call; returns the files changed.
 
-        Raises CarryError where a mirror's file was not a copy of the original's.
+        Raises UserError where a mirror's file was not a copy of the original's.
         """
         if not mirrors:
             return []
@@ -179,7 +179,7 @@ class Index:
                 twin = mirror + file[len(original) :]
                 before = self.blobs([twin]).get(twin)
                 if before and before[1] not in (old_blob, new_blob):
-                    raise CarryError(
+                    raise UserError(
                         f"{twin} is no copy of {file} in this release; patch it by name and "
                         f"take {mirror} out of [mirrors]"
                     )

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
-from toyhouse import ToyHouse, make_toy
-
 from carry.buildenv import build_python
 from carry.lock import locked
 from carry.paths import House
+from toyhouse import ToyHouse, make_toy
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,7 +33,13 @@ def builder(tmp_path: Path, build_env: Path) -> ToyHouse:
     return make_toy(tmp_path, build_env)
 
 
+@pytest.fixture(scope="session")
+def _series(tmp_path_factory: pytest.TempPathFactory) -> ToyHouse:
+    return make_toy(tmp_path_factory.mktemp("series")).with_series()
+
+
 @pytest.fixture
-def series(toy: ToyHouse) -> ToyHouse:
-    """A toy house with a series of two patches and its work tree."""
-    return toy.with_series()
+def series(tmp_path: Path, _series: ToyHouse) -> ToyHouse:
+    """A toy house with a series of two patches, and a work tree with their commits."""
+    shutil.copytree(_series.root.parent, tmp_path, dirs_exist_ok=True, symlinks=True)
+    return ToyHouse(tmp_path / "house", tmp_path / "links")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import os
@@ -64,11 +65,13 @@ Proof: tests/resume/test_toy.py
 
 
 def make_sdist(
-    path: Path, files: Mapping[str, str] = FILES, extra: Callable[[tarfile.TarFile], object] = lambda archive: None
+    path: Path,
+    files: Mapping[str, str] = FILES,
+    extra: Callable[[tarfile.TarFile], object] = lambda archive: None,
 ) -> str:
     """Write an sdist; `extra` may add members to it. Returns its sha256."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w:gz") as archive:
+    with gzip.GzipFile(path, "wb", mtime=STAMP) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
         for name, text in files.items():
             member = tarfile.TarInfo(f"toy-1.0/{name}")
             member.size, member.mtime = len(text.encode()), STAMP
@@ -110,7 +113,9 @@ class ToyHouse:
 
     def environment(self, **more: str) -> dict[str, str]:
         """The caller's environment without anything that tells pip, uv or git where to look."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "UV_", "GIT_"))}
+        kept = {
+            key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "UV_", "GIT_"))
+        }
         return kept | {
             "CARRY_ROOT": str(self.root),
             "PIP_CONFIG_FILE": os.devnull,
@@ -131,8 +136,12 @@ class ToyHouse:
     def start(self, *args: str, **more: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "carry.cli", *args],
-            cwd=self.root, env=self.environment(**more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            cwd=self.root,
+            env=self.environment(**more),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def edit(self, file: str, old: str, new: str) -> None:
         """Change a file of the work tree."""
