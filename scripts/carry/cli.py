@@ -83,9 +83,84 @@ def _test_tool(house: House, args: argparse.Namespace) -> int:
 
 
 def _test(house: House, args: argparse.Namespace) -> int:
-    """Every part runs, and the first that failed gives the exit code."""
-    codes = [main([name]) for name in ("lint", "test-tool", "test-resume") if name in COMMANDS]
-    return next((code for code in codes if code), 0)
+    """Every part runs, whatever the others say; the first that failed gives the exit code."""
+    from carry import report
+
+    everything = ["lint", "test-tool", "prove", "index", "test-client"]
+    codes = {name: main([name]) for name in everything}
+    print("\n" + "\n".join(f"{'ok    ' if not code else 'FAILED'}  {name}" for name, code in codes.items()))
+    documents = report.proven_here(house)
+    if documents:
+        print("\n" + report.table(documents))
+    return next((code for code in codes.values() if code), 0)
+
+
+def _built(house: House, args: argparse.Namespace):
+    """The pins asked for and their wheels, built where they are not yet, in the candidate index."""
+    from carry import index, pins, wheels
+
+    chosen = pins.all_pins(house, args.upstream or None, args.version or None)
+    with locked(house.build, f"carry {args.command}", say):
+        built = wheels.build_all(house, chosen)
+        index.write_index(wheels.cached_wheels(house, built), house.candidate)
+    return chosen, built
+
+
+def _prove(house: House, args: argparse.Namespace) -> int:
+    """Both flavours of every pin; a table; the proofs, unless one fault was asked for."""
+    from carry import proofs, report
+
+    chosen, built = _built(house, args)
+    results = proofs.prove(house, chosen, built, getattr(args, "fault", "") or None)
+    documents = [result.document for result in results]
+    print("\n".join(["", *report.failures(documents), report.table(documents)]))
+    for result in results:
+        if result.path:
+            print(f"{'proven  ' if result.proven else 'UNPROVEN'}  {house.relative(result.path)}")
+    return 0 if all(result.proven for result in results) else 1
+
+
+def _fault(parser: argparse.ArgumentParser) -> None:
+    _pins(parser)
+    parser.add_argument("--fault", default="", metavar="ID")
+
+
+def _index(house: House, args: argparse.Namespace) -> int:
+    from carry import pins, publish
+    from carry.patches import load_series
+
+    chosen = pins.all_pins(house, args.upstream or None, args.version or None)
+    done = publish.publish(house, [pin for pin in chosen if load_series(pin)])
+    for name in done.added:
+        print(f"published  {name}")
+    for name in done.kept:
+        print(f"kept       {name}")
+    return 0
+
+
+def _serve(house: House, args: argparse.Namespace) -> int:
+    from carry.server import serve
+
+    serve(house.simple, args.port, say)
+    return 0
+
+
+def _port(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", type=int, default=8080, metavar="PORT", help="0 takes a free one")
+
+
+def _record(house: House, args: argparse.Namespace) -> int:
+    from carry import pins, report
+
+    written = report.record(house, pins.all_pins(house, args.upstream or None, args.version or None))
+    print("\n".join(house.relative(path) for path in written) or "nothing changed")
+    return 0
+
+
+def _test_client(house: House, args: argparse.Namespace) -> int:
+    from carry.testing import test_client
+
+    return test_client(house)
 
 
 def _doctor(house: House, args: argparse.Namespace) -> int:
@@ -111,8 +186,22 @@ COMMANDS: dict[str, Command] = {
     "apply": Command("lay a pin's work tree, one commit per patch, to edit", _apply, _one_pin, writes=True),
     "refresh": Command("export a pin's work tree to its patch files", _refresh, _one_pin, writes=True),
     "lint": Command("check every series against the rules", _lint, _pins, writes=True),
-    "test": Command("lint, test-tool and test-resume", _test, _nothing),
+    "test": Command(
+        "lint, test the tool, prove every pin, publish, and install as a user would", _test, _nothing
+    ),
     "test-tool": Command("run the tests of the tool itself", _test_tool, _nothing),
+    "test-resume": Command(
+        "run the regression tests of pins, or of one fault, on both flavours", _prove, _fault
+    ),
+    "test-client": Command(
+        "install from the published index with pip and uv, as a user would", _test_client, _nothing
+    ),
+    "prove": Command("run the regression tests on both flavours and write dist/proofs/", _prove, _pins),
+    "index": Command("publish proven wheels to dist/simple/", _index, _pins, writes=True),
+    "serve": Command("serve dist/simple/ on loopback", _serve, _port),
+    "record": Command(
+        "keep this machine's proofs in patches/ and in the README's table", _record, _pins, writes=True
+    ),
     "doctor": Command("look at what this machine has and lacks", _doctor, _nothing),
     "clean": Command(
         "remove build/ and dist/, unless a work tree holds unexported work", _clean, _nothing, writes=True

@@ -1,4 +1,4 @@
-"""Kills, full disks and second runs: nothing half-done is ever taken for done, and the next run carries on."""
+"""Kills, full disks and second runs: nothing half-done is taken for done, and the next run carries on."""
 
 import os
 import resource

@@ -107,9 +107,8 @@ def test_orphans(series: ToyHouse):
 def test_a_gap(series: ToyHouse):
     (series.folder / SECOND).rename(series.folder / SECOND.replace("0002", "0003"))
     assert findings(series) == [
-        f"patches/toy/1.0/{SECOND}:12: fault spelling already has {FIRST}; "
-        "one patch per fault, so join them"
-        "without gap or repeat"
+        "patches/toy/1.0/0003-native-return-two-quoted.patch:1: expected number 0002; "
+        "number patches from 0001 without gap or repeat"
     ]
 
 
