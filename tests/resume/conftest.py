@@ -25,6 +25,7 @@ def pytest_addoption(parser):
     group = parser.getgroup("carry")
     group.addoption("--carry-upstream", default="deepspeed", help="the upstream whose wheel is installed")
     group.addoption("--carry-faults", default=None, help="comma-separated fault ids of the series under test")
+    group.addoption("--carry-only", action="store_true", help="run no guards: only tests of --carry-faults")
     group.addoption("--carry-report", default=None, help="write outcomes as JSON to this file")
 
 
@@ -44,11 +45,11 @@ def pytest_collection_modifyitems(config, items):
     wanted = config.getoption("--carry-faults")
     if wanted is None:
         return
-    wanted = set(wanted.split(","))
+    wanted = {*wanted.split(","), *([] if config.getoption("--carry-only") else [None])}
     keep, drop = [], []
     for item in items:
         mark = item.get_closest_marker("fault")
-        (drop if mark is not None and mark.args[0] not in wanted else keep).append(item)
+        (keep if (mark.args[0] if mark else None) in wanted else drop).append(item)
     if drop:
         config.hook.pytest_deselected(items=drop)
         items[:] = keep

@@ -1,0 +1,142 @@
+"""Environments that tests run in: one per stack, and a small site folder per wheel laid over it.
+
+A second release costs a second, not a gigabyte: its wheel is installed by hash,
+without dependencies, into a folder that goes in front of the stack on
+PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from carry.buildenv import pip_places, run_uv
+from carry.errors import CouldNotRun, UserError
+from carry.paths import House
+from carry.progress import say
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A locked environment: `lock` holds every package, `cuda` what a CUDA build of torch needs besides."""
+
+    name: str
+    lock: Path
+    cuda: Path
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Env:
+    """An installed stack; `torch` and `python` are full versions, as a proof records them."""
+
+    stack: Stack
+    python: Path
+    python_version: str
+    torch: str
+
+
+def load_stack(house: House, name: str) -> Stack:
+    """The stack called `name` in ci/stacks. Raises UserError, naming those there are."""
+    lock = house.stacks / f"{name}.txt"
+    if not lock.is_file():
+        known = sorted(p.name[:-4] for p in house.stacks.glob("*.txt") if not p.name.endswith(".cuda.txt"))
+        raise UserError(f"no stack {name!r} in ci/stacks/; there is: {', '.join(known) or 'none'}")
+    cuda = lock.with_suffix(".cuda.txt")
+    digest = hashlib.sha256(lock.read_bytes() + (cuda.read_bytes() if cuda.exists() else b""))
+    return Stack(name, lock, cuda, digest.hexdigest())
+
+
+def install_stack(house: House, name: str) -> Env:
+    """The stack's environment, made where it is not there yet; one made from another lock is removed.
+
+    Raises CouldNotRun where the index cannot be reached or has no build for this Python.
+    """
+    stack = load_stack(house, name)
+    folder = house.build / "envs" / name
+    python = folder / "bin" / "python"
+    ready = folder / "ready"
+    wanted = f"{stack.sha256} {'.'.join(map(str, sys.version_info[:3]))} {sys.base_prefix}\n"
+    if not (ready.exists() and ready.read_text() == wanted):
+        say(f"installing stack {name}: gigabytes and a minute the first time, seconds later")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        env = _uv_env()
+        run_uv(["venv", "--quiet", "--no-config", "--python", sys.executable, str(folder)], env, "uv venv", house)
+        _install(house, python, stack.lock, env)
+        if stack.cuda.exists() and _is_cuda_build(folder):
+            _install(house, python, stack.cuda, env)
+        # a virtual environment cannot be renamed, so a mark written last says that it is whole
+        ready.write_text(wanted)
+    return Env(stack, python, ".".join(map(str, sys.version_info[:3])), _dist(folder, "torch").version)
+
+
+def site(house: House, env: Env, wheel: str, sha256: str) -> Path:
+    """A folder that holds `wheel` (a file name of the candidate index) and nothing else, installed by hash.
+
+    Raises UserError where the candidate index has no such wheel.
+    """
+    project, version, _ = wheel.split("-", 2)
+    folder = house.build / "sites" / wheel.removesuffix(".whl")
+    mark = folder / ".sha256"
+    if mark.exists() and mark.read_text().strip() == sha256:
+        return folder
+    if not list(house.candidate.glob(f"*/{wheel}")):
+        raise UserError(f"{wheel} is not in {house.relative(house.candidate)}; run `make build-wheels`")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".site-") as scratch:
+        want = Path(scratch) / "requirements.txt"
+        want.write_text(f"{project}=={version} --hash=sha256:{sha256}\n")
+        new = Path(scratch) / "site"
+        run_uv(
+            ["pip", "install", "--quiet", "--no-config", "--python", str(env.python), "--target", str(new),
+             "--no-deps", "--require-hashes", "--no-cache", "--default-index", house.candidate.as_uri(),
+             "-r", str(want)],
+            {k: v for k, v in os.environ.items() if not k.startswith("UV_")},
+            f"installing {wheel}",
+            house,
+        )  # fmt: skip
+        (new / ".sha256").write_text(sha256 + "\n")
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(new, folder)
+    return folder
+
+
+def _install(house: House, python: Path, lock: Path, env: dict[str, str]) -> None:
+    run_uv(
+        ["pip", "install", "--quiet", "--no-config", "--python", str(python), "--require-hashes", "--no-deps",
+         "--only-binary=:all:", "-r", str(lock)],
+        env,
+        f"installing {lock.name}",
+        house,
+    )  # fmt: skip
+
+
+def _uv_env() -> dict[str, str]:
+    return {**os.environ, "UV_NO_PROGRESS": "1", **pip_places()}
+
+
+def _is_cuda_build(folder: Path) -> bool:
+    torch = _dist(folder, "torch")
+    return not torch.version.endswith("+cpu") and "nvidia-" in torch.metadata
+
+
+@dataclass(frozen=True)
+class _Dist:
+    version: str
+    metadata: str
+
+
+def _dist(folder: Path, project: str) -> _Dist:
+    for path in folder.glob(f"lib/python*/site-packages/{project}-*.dist-info/METADATA"):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        version = re.search(r"^Version: (\S+)$", text, re.MULTILINE)
+        if version:
+            return _Dist(version.group(1), text)
+    raise CouldNotRun(f"{folder} holds no {project}; remove the folder and run again")
