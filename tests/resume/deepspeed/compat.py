@@ -94,7 +94,11 @@ def _split_by_dtype(tensors):
 
 
 def _without_autograd(collective):
-    """The same collective on the same memory, with no autograd history for gloo's threads to refuse."""
+    """The same collective on the same memory, with no autograd history for gloo's threads to refuse.
+
+    It is over when it returns: old releases wait for the last of several only, which CUDA's streams allow and
+    gloo's independent handles do not (upstream waits for each since).
+    """
     def plain(value):
         if torch.is_tensor(value):
             return value.data
@@ -102,7 +106,10 @@ def _without_autograd(collective):
 
     @functools.wraps(collective)
     def call(self, *args, **kwargs):
-        return collective(self, *map(plain, args), **{k: plain(v) for k, v in kwargs.items()})
+        work = collective(self, *map(plain, args), **{k: plain(v) for k, v in kwargs.items()})
+        if hasattr(work, "wait"):
+            work.wait()
+        return work
 
     return call
 
