@@ -236,7 +236,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         import errno
 
         if errno.errorcode.get(error.errno or 0) in _FULL_DISK:
-            where = f" at {error.filename}" if error.filename else ""
+            path = error.filename2 or error.filename  # of a copy, the second is the one written
+            where = f" at {path}" if path else ""
             say(f"carry: no space left{where}; free some and run the same command again")
             return CouldNotRun.exit_code
         return _bug(error)
