@@ -78,8 +78,8 @@ def test_control_c_is_130_and_cleans_up(builder: ToyHouse):
     [(64, "build/cache/git"), (700, "build/cache/sdists/"), (4000, f"while building {PATCHED}")],
 )
 def test_a_disk_that_is_full_in_any_stage(builder: ToyHouse, limit: int, where: str):
-    """A limit on every file's size in bytes stands in for the disk: git's own files do not fit, then the sdist,
-    then what the build writes."""
+    """A limit on every file's size in bytes stands in for the disk: git's own files do not fit, then the
+    sdist, then what the build writes."""
     done = subprocess.run(
         [sys.executable, "-m", "carry.cli", "build-wheels"],
         cwd=builder.root, env=builder.environment(), capture_output=True, text=True,
