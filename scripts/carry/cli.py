@@ -149,6 +149,17 @@ def _port(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=8080, metavar="PORT", help="0 takes a free one")
 
 
+def _bench(house: House, args: argparse.Namespace) -> int:
+    from carry.bench import bench, table
+
+    print(table(bench(house, args.rounds)))
+    return 0
+
+
+def _rounds(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="slow ones take 3 at most")
+
+
 def _record(house: House, args: argparse.Namespace) -> int:
     from carry import pins, report
 
@@ -199,6 +210,7 @@ COMMANDS: dict[str, Command] = {
     "prove": Command("run the regression tests on both flavours and write dist/proofs/", _prove, _pins),
     "index": Command("publish proven wheels to dist/simple/", _index, _pins, writes=True),
     "serve": Command("serve dist/simple/ on loopback", _serve, _port),
+    "bench": Command("measure what the tool costs, as ratios", _bench, _rounds),
     "record": Command(
         "keep this machine's proofs in patches/ and in the README's table", _record, _pins, writes=True
     ),

@@ -1,0 +1,275 @@
+"""What the tool costs, each time against a named peer in the same run.
+
+Ratios are of CPU seconds, user and system, of this process and of every process
+that ended under it: on a busy machine wall time measures the neighbours. Rounds
+of ours and the peer's take turns, and the medians are compared.
+
+Everything happens in a house of its own below build/bench/, which borrows this
+house's sdists and build environment, so that no network is measured and
+nothing else is touched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from carry.buildenv import build_python
+from carry.envs import install_stack, site
+from carry.errors import CarryError, CouldNotRun, UserError
+from carry.git import git
+from carry.lock import locked
+from carry.patches import apply_series, load_series
+from carry.paths import House
+from carry.pins import Pin, all_pins
+from carry.progress import say
+from carry.schema import fault_in
+from carry.sources import fetch, file_sha256
+from carry.trees import Release, release, temporary_index
+from carry.wheels import wheel_name
+
+_SLOW_ROUNDS = 3  # of builds and environments, each many seconds
+_MAKER = {"GIT_COMMITTER_NAME": "carry", "GIT_COMMITTER_EMAIL": "maintainers@carry.invalid"}
+
+
+class Cost(NamedTuple):
+    """Seconds of processor, children's included, and seconds on the clock."""
+
+    cpu_s: float
+    wall_s: float
+
+
+class Goal(NamedTuple):
+    """`of` is `ratio`, of CPU seconds, or `ours_cpu_s`."""
+
+    of: str
+    at_most: float
+
+
+class Round(NamedTuple):
+    ours: Cost
+    peer: Cost
+
+
+@dataclass(frozen=True)
+class Result:
+    """One comparison; `name` is also its file's in dist/bench/."""
+
+    name: str
+    what: str
+    peer: str
+    goal: Goal
+    rounds: tuple[Round, ...]
+
+    def median(self, side: str, of: str) -> float:
+        return statistics.median(getattr(getattr(one, side), of) for one in self.rounds)
+
+    def ratio(self, of: str) -> float:
+        return self.median("ours", of) / self.median("peer", of)
+
+    @property
+    def met(self) -> bool:
+        of_ours = self.goal.of == "ours_cpu_s"
+        return (self.median("ours", "cpu_s") if of_ours else self.ratio("cpu_s")) <= self.goal.at_most
+
+    def document(self) -> dict:
+        return {
+            "schema": 1,
+            "name": self.name,
+            "what": {"ours": self.what, "peer": self.peer},
+            "median": {side: {of: self.median(side, of) for of in Cost._fields} for side in Round._fields},
+            "ratio": {of: self.ratio(of) for of in Cost._fields},
+            "goal": {**self.goal._asdict(), "met": self.met},
+            "rounds": [{side: cost._asdict() for side, cost in one._asdict().items()} for one in self.rounds],
+        }
+
+
+def bench(house: House, rounds: int = 7) -> list[Result]:
+    """Measure, and write each result to dist/bench/<name>.json; builds and environments take fewer rounds.
+
+    Raises UserError where there is nothing to measure, and as what is measured does.
+    """
+    pins = all_pins(house)
+    patched = [pin for pin in pins if load_series(pin)]
+    if rounds < 1:
+        raise UserError(f"nothing to measure in {rounds} rounds; ask for 1 or more")
+    if not patched:
+        raise UserError("nothing to measure: no pin has patches; write one with `make apply`")
+    slow = min(rounds, _SLOW_ROUNDS)
+    results = []
+    with _scratch_house(house, pins) as scratch:
+        # The builds come first: they make the releases and the wheels that the others need.
+        results.append(_write(house, _unchanged(scratch, slow, len(pins))))
+        results.append(_write(house, _apply(scratch, patched[-1], rounds)))
+        results.append(_write(house, _probe(scratch, patched[-1], rounds)))
+        results.append(_write(house, _environment(scratch, pins[-1], slow)))
+    return results
+
+
+def table(results: Sequence[Result]) -> str:
+    """What was compared, CPU seconds, ratios and goals, aligned for a terminal."""
+    rows = [("what", "ours", "peer", "", "ratio", "goal", "", "wall ratio")]
+    rows += [
+        (
+            result.what,
+            f"{result.median('ours', 'cpu_s'):.3f} s",
+            f"{result.median('peer', 'cpu_s'):.3f} s",
+            result.peer,
+            f"{result.ratio('cpu_s'):.3f}",
+            f"<= {result.goal.at_most:g}" + ("" if result.goal.of == "ratio" else " s of ours"),
+            "met" if result.met else "MISSED",
+            f"{result.ratio('wall_s'):.3f}",
+        )
+        for result in results
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([*lines, "Medians of CPU seconds, user and system, child processes included."])
+
+
+def cost(action: Callable[[], object]) -> Cost:
+    """What `action` costs. A child counts once it has been waited for."""
+
+    def cpu() -> float:
+        used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+    before, start = cpu(), time.monotonic()
+    action()
+    return Cost(cpu() - before, time.monotonic() - start)
+
+
+@contextmanager
+def _scratch_house(house: House, pins: Sequence[Pin]) -> Iterator[House]:
+    """A house with the same patches and stacks, and no wheel, release or environment made yet."""
+    with locked(house.build, "carry bench", say):
+        build_env = build_python(house).parents[2].resolve()
+        for pin in pins:
+            fetch(house, pin)
+    room = house.build / "bench"
+    with locked(room, "carry bench", say):
+        scratch = House(room / "house")
+        shutil.rmtree(scratch.root, ignore_errors=True)  # a killed run's
+        try:
+            scratch.cache.mkdir(parents=True)
+            (scratch.cache / "sdists").symlink_to((house.cache / "sdists").resolve())
+            (scratch.cache / "build-env").symlink_to(build_env)
+            scratch.patches.symlink_to(house.patches.resolve())
+            scratch.stacks.parent.mkdir()
+            scratch.stacks.symlink_to(house.stacks.resolve())
+            yield scratch
+        finally:
+            shutil.rmtree(scratch.root, ignore_errors=True)
+
+
+def _unchanged(scratch: House, rounds: int, pins: int) -> Result:
+    def build() -> None:
+        command = [sys.executable, "-m", "carry.cli", "build-wheels"]
+        env = {**os.environ, "CARRY_ROOT": str(scratch.root)}
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        if done.returncode:
+            said = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            kind = UserError if done.returncode == UserError.exit_code else CouldNotRun
+            raise kind(f"the build to measure failed: {said}")
+
+    found = []
+    for number in range(1, rounds + 1):
+        say(f"bench: building {2 * pins} wheels from nothing, and again, round {number} of {rounds}")
+        for made in (scratch.cache / "git", scratch.cache / "wheels", scratch.candidate, scratch.dist):
+            shutil.rmtree(made, ignore_errors=True)
+        peer = cost(build)
+        found.append(Round(cost(build), peer))
+    what = f"build-wheels, {2 * pins} wheels, nothing changed"
+    return Result("unchanged", what, "the same from sdists", Goal("ours_cpu_s", 1.0), tuple(found))
+
+
+def _apply(scratch: House, pin: Pin, rounds: int) -> Result:
+    """Both start from the release packed and none of the series' objects; `git am` from a fresh checkout."""
+    series, base = load_series(pin), _packed(scratch, pin)
+    say(f"bench: applying the series of {pin}, {rounds} rounds")
+    files = [str(patch.path.resolve()) for patch in series]
+    folder, found = scratch.root / "am", []
+    git(["worktree", "add", "--quiet", "--detach", str(folder), base.commit], base.repo)
+    for _ in range(rounds):
+        _forget_new_objects(base.repo)
+        peer = cost(lambda: git(["am", "--quiet", *files], folder, env=_MAKER))
+        git(["reset", "--quiet", "--hard", base.commit], folder)
+        _forget_new_objects(base.repo)
+        found.append(Round(cost(lambda: apply_series(scratch, pin, series)), peer))
+    what = f"apply {len(series)} patches to {pin}, as a build does"
+    return Result("apply", what, "git am in a checkout", Goal("ratio", 1.0), tuple(found))
+
+
+def _probe(scratch: House, pin: Pin, rounds: int) -> Result:
+    folder, found = scratch.root / "probe", []
+    base = _packed(scratch, pin)
+    files = [patch.path.resolve() for patch in load_series(pin)]
+    say(f"bench: probing {pin}, {rounds} rounds")
+
+    def checkout() -> None:
+        git(["worktree", "add", "--quiet", "--detach", str(folder), base.commit], base.repo)
+        git(["apply", *map(str, files)], folder)
+
+    # Not `git apply --check`: it tries each of several patch files on the state before the first.
+    def index() -> None:
+        with temporary_index(base) as probed:
+            probed.apply(files)
+
+    for _ in range(rounds):
+        _forget_new_objects(base.repo)
+        peer = cost(checkout)
+        git(["worktree", "remove", "--force", str(folder)], base.repo)
+        found.append(Round(cost(index), peer))
+    what = f"probe {pin} in a temporary index"
+    return Result("probe", what, "git worktree add, git apply", Goal("ratio", 0.5), tuple(found))
+
+
+def _environment(scratch: House, pin: Pin, rounds: int) -> Result:
+    stack, wheel = pin.stacks[0], wheel_name(pin, "patched")
+    digest = file_sha256(scratch.wheels / wheel)
+    say(f"bench: warming uv's cache for {stack}")
+    env = install_stack(scratch, stack)
+    found = []
+    for number in range(1, rounds + 1):
+        say(f"bench: {stack} from a warm cache, and a second release over it, round {number} of {rounds}")
+        shutil.rmtree(scratch.build / "envs")
+        peer = cost(lambda: install_stack(scratch, stack))
+        shutil.rmtree(scratch.build / "sites", ignore_errors=True)
+        found.append(Round(cost(lambda: site(scratch, env, wheel, digest)), peer))
+    peer_is = f"{stack}, from a warm cache"
+    return Result("environment", f"a second release over {stack}", peer_is, Goal("ratio", 0.5), tuple(found))
+
+
+def _packed(scratch: House, pin: Pin) -> Release:
+    base = release(scratch, pin)
+    git(["repack", "-a", "-d", "--quiet"], base.repo)
+    return base
+
+
+def _forget_new_objects(repo: Path) -> None:
+    """Remove every object that is not packed: what an earlier round wrote."""
+    for folder in (repo / "objects").glob("[0-9a-f][0-9a-f]"):
+        shutil.rmtree(folder)
+
+
+def _write(house: House, result: Result) -> Result:
+    document = result.document()
+    if wrong := fault_in(document, "bench"):
+        raise CarryError(f"dist/bench/{result.name}.json would be malformed at {wrong}")
+    path = house.dist / "bench" / f"{result.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(beside, path)
+    return result
