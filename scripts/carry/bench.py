@@ -1,8 +1,4 @@
-"""What the tool costs, each time against a named peer in the same run.
-
-Ratios are of CPU seconds, user and system, of this process and of every process
-that ended under it: on a busy machine wall time measures the neighbours. Rounds
-of ours and the peer's take turns, and the medians are compared.
+"""What the tool costs, each time against a named peer in the same run, in rounds that take turns.
 
 Everything happens in a house of its own below build/bench/, which borrows this
 house's sdists and build environment, so that no network is measured and
@@ -13,23 +9,19 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from carry.buildenv import build_python
 from carry.envs import install_stack, site
 from carry.errors import CarryError, CouldNotRun, UserError
 from carry.git import git
 from carry.lock import locked
+from carry.measure import Goal, Result, Round, cost
 from carry.patches import apply_series, load_series
 from carry.paths import House
 from carry.pins import Pin, all_pins
@@ -41,58 +33,6 @@ from carry.wheels import wheel_name
 
 _SLOW_ROUNDS = 3  # of builds and environments, each many seconds
 _MAKER = {"GIT_COMMITTER_NAME": "carry", "GIT_COMMITTER_EMAIL": "maintainers@carry.invalid"}
-
-
-class Cost(NamedTuple):
-    """Seconds of processor, children's included, and seconds on the clock."""
-
-    cpu_s: float
-    wall_s: float
-
-
-class Goal(NamedTuple):
-    """`of` is `ratio`, of CPU seconds, or `ours_cpu_s`."""
-
-    of: str
-    at_most: float
-
-
-class Round(NamedTuple):
-    ours: Cost
-    peer: Cost
-
-
-@dataclass(frozen=True)
-class Result:
-    """One comparison; `name` is also its file's in dist/bench/."""
-
-    name: str
-    what: str
-    peer: str
-    goal: Goal
-    rounds: tuple[Round, ...]
-
-    def median(self, side: str, of: str) -> float:
-        return statistics.median(getattr(getattr(one, side), of) for one in self.rounds)
-
-    def ratio(self, of: str) -> float:
-        return self.median("ours", of) / self.median("peer", of)
-
-    @property
-    def met(self) -> bool:
-        of_ours = self.goal.of == "ours_cpu_s"
-        return (self.median("ours", "cpu_s") if of_ours else self.ratio("cpu_s")) <= self.goal.at_most
-
-    def document(self) -> dict:
-        return {
-            "schema": 1,
-            "name": self.name,
-            "what": {"ours": self.what, "peer": self.peer},
-            "median": {side: {of: self.median(side, of) for of in Cost._fields} for side in Round._fields},
-            "ratio": {of: self.ratio(of) for of in Cost._fields},
-            "goal": {**self.goal._asdict(), "met": self.met},
-            "rounds": [{side: cost._asdict() for side, cost in one._asdict().items()} for one in self.rounds],
-        }
 
 
 def bench(house: House, rounds: int = 7) -> list[Result]:
@@ -115,39 +55,6 @@ def bench(house: House, rounds: int = 7) -> list[Result]:
         results.append(_write(house, _probe(scratch, patched[-1], rounds)))
         results.append(_write(house, _environment(scratch, pins[-1], slow)))
     return results
-
-
-def table(results: Sequence[Result]) -> str:
-    """What was compared, CPU seconds, ratios and goals, aligned for a terminal."""
-    rows = [("what", "ours", "peer", "", "ratio", "goal", "", "wall ratio")]
-    rows += [
-        (
-            result.what,
-            f"{result.median('ours', 'cpu_s'):.3f} s",
-            f"{result.median('peer', 'cpu_s'):.3f} s",
-            result.peer,
-            f"{result.ratio('cpu_s'):.3f}",
-            f"<= {result.goal.at_most:g}" + ("" if result.goal.of == "ratio" else " s of ours"),
-            "met" if result.met else "MISSED",
-            f"{result.ratio('wall_s'):.3f}",
-        )
-        for result in results
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*lines, "Medians of CPU seconds, user and system, child processes included."])
-
-
-def cost(action: Callable[[], object]) -> Cost:
-    """What `action` costs. A child counts once it has been waited for."""
-
-    def cpu() -> float:
-        used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        return sum(usage.ru_utime + usage.ru_stime for usage in used)
-
-    before, start = cpu(), time.monotonic()
-    action()
-    return Cost(cpu() - before, time.monotonic() - start)
 
 
 @contextmanager

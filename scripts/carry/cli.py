@@ -150,7 +150,8 @@ def _port(parser: argparse.ArgumentParser) -> None:
 
 
 def _bench(house: House, args: argparse.Namespace) -> int:
-    from carry.bench import bench, table
+    from carry.bench import bench
+    from carry.measure import table
 
     print(table(bench(house, args.rounds)))
     return 0
