@@ -1,7 +1,7 @@
 """What the tool costs, each time against a named peer in the same run, in rounds that take turns.
 
 Everything happens in a house of its own below build/bench/, which borrows this
-house's sdists and build environment, so that no network is measured and
+house's sdists and its build environment, so that no network is measured and
 nothing else is touched.
 """
 
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from carry.buildenv import build_python
-from carry.envs import install_stack, site
+from carry.envs import install_stack, load_stack, site
 from carry.errors import CarryError, CouldNotRun, UserError
 from carry.git import git
 from carry.lock import locked
@@ -27,7 +27,7 @@ from carry.paths import House
 from carry.pins import Pin, all_pins
 from carry.progress import say
 from carry.schema import fault_in
-from carry.sources import fetch, file_sha256
+from carry.sources import fetch, file_sha256, sdist_path
 from carry.trees import Release, release, temporary_index
 from carry.wheels import wheel_name
 
@@ -38,17 +38,19 @@ _MAKER = {"GIT_COMMITTER_NAME": "carry", "GIT_COMMITTER_EMAIL": "maintainers@car
 def bench(house: House, rounds: int = 7) -> list[Result]:
     """Measure, and write each result to dist/bench/<name>.json; builds and environments take fewer rounds.
 
-    Raises UserError where there is nothing to measure, and as what is measured does.
+    Raises UserError where there is nothing to measure or no such stack, and as what is measured does.
     """
     pins = all_pins(house)
-    patched = [pin for pin in pins if load_series(pin)]
     if rounds < 1:
         raise UserError(f"nothing to measure in {rounds} rounds; ask for 1 or more")
-    if not patched:
+    if not any(map(load_series, pins)):
         raise UserError("nothing to measure: no pin has patches; write one with `make apply`")
+    load_stack(house, pins[-1].stacks[0])
     slow = min(rounds, _SLOW_ROUNDS)
     results = []
     with _scratch_house(house, pins) as scratch:
+        pins = all_pins(scratch)
+        patched = [pin for pin in pins if load_series(pin)]
         # The builds come first: they make the releases and the wheels that the others need.
         results.append(_write(house, _unchanged(scratch, slow, len(pins))))
         results.append(_write(house, _apply(scratch, patched[-1], rounds)))
@@ -69,12 +71,13 @@ def _scratch_house(house: House, pins: Sequence[Pin]) -> Iterator[House]:
         scratch = House(room / "house")
         shutil.rmtree(scratch.root, ignore_errors=True)  # a killed run's
         try:
-            scratch.cache.mkdir(parents=True)
-            (scratch.cache / "sdists").symlink_to((house.cache / "sdists").resolve())
+            # Copies, not links, of what a run sweeps: through a link it would sweep this house.
+            shutil.copytree(house.patches, scratch.patches, ignore=shutil.ignore_patterns(".*"))
+            shutil.copytree(house.stacks, scratch.stacks)
+            for pin in pins:
+                sdist_path(scratch, pin).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(sdist_path(house, pin), sdist_path(scratch, pin))
             (scratch.cache / "build-env").symlink_to(build_env)
-            scratch.patches.symlink_to(house.patches.resolve())
-            scratch.stacks.parent.mkdir()
-            scratch.stacks.symlink_to(house.stacks.resolve())
             yield scratch
         finally:
             shutil.rmtree(scratch.root, ignore_errors=True)
