@@ -4,6 +4,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -45,7 +46,11 @@ def start(pools, cell: Cell, folder, load: dict, saved: list[oracle.Snapshot]) -
     resumed = story.resume(load)
     for result in resumed:
         result["loaded"] = oracle.without(result["loaded"], "client")
-    story.check_weights_only(resumed, counters=False, saved=[oracle.without(s, "client") for s in saved])
+    # releases differ in whether 16-bit training has 16-bit buffers
+    saved = [replace(oracle.without(one, "client"),
+                     buffers={n: b.to(result["loaded"].buffers[n].dtype) for n, b in one.buffers.items()})
+             for one, result in zip(saved, resumed, strict=True)]
+    story.check_weights_only(resumed, counters=False, saved=saved)
     story.check_no_optimizer_file(resumed)
     return resumed
 
@@ -115,8 +120,10 @@ NO_SHARDS = crash("FileNotFoundError", "can't find *_optim_states.pt")
 def converted(cell: Cell) -> tuple[dict, list[oracle.Snapshot]]:
     """A model made without DeepSpeed: its fp32 state dict, and what each rank must have after the load."""
     model = models.make("dense", seed=11)
+    for buffer in model.buffers():
+        buffer.fill_(0.25)
     expected = oracle.Snapshot(weights={n: p.detach().to(cell.dtype) for n, p in model.named_parameters()},
-                               buffers={n: b.to(cell.dtype) for n, b in model.named_buffers()})
+                               buffers=dict(model.named_buffers()))
     return model.state_dict(), [expected] * cell.world
 
 
