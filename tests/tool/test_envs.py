@@ -1,0 +1,99 @@
+"""Stacks and site folders: locked, whole or not at all, and errors in one line. Offline."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+from carry import envs
+from carry.errors import UserError
+from carry.index import write_index
+from carry.paths import House
+from wheelmaker import make_wheel
+
+STACKS = Path(__file__).parents[2] / "ci" / "stacks"
+LOCKS = sorted(STACKS.glob("*.txt"))
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
+def test_every_locked_package_is_exact_and_hashed_and_no_index_is_named(lock):
+    text = lock.read_text()
+    blocks = re.findall(r"^[a-z0-9].*?(?=^[a-z0-9#]|\Z)", text, re.S | re.M)
+    assert blocks
+    for block in blocks:
+        assert re.match(r"[a-z0-9-]+==[\w.+]+ ", block), block
+        assert "--hash=sha256:" in block, block
+    assert "://" not in text and "--index" not in text
+
+
+def test_an_unknown_stack_names_those_there_are(tmp_path):
+    house = House(tmp_path)
+    house.stacks.mkdir(parents=True)
+    (house.stacks / "a-cpu.txt").touch()
+    (house.stacks / "a-cpu.cuda.txt").touch()
+    with pytest.raises(UserError, match=r"no stack 'b' in ci/stacks/; there is: a-cpu$"):
+        envs.load_stack(house, "b")
+
+
+def test_a_stacks_hash_follows_each_of_its_files(tmp_path):
+    house = House(tmp_path)
+    house.stacks.mkdir(parents=True)
+    lock, cuda = house.stacks / "a.txt", house.stacks / "a.cuda.txt"
+    lock.write_text("x==1")
+    seen = {envs.load_stack(house, "a").sha256}
+    cuda.write_text("y==1")
+    seen.add(envs.load_stack(house, "a").sha256)
+    lock.write_text("x==2")
+    seen.add(envs.load_stack(house, "a").sha256)
+    assert len(seen) == 3
+
+
+def test_a_local_build_is_locked_by_its_own_name_only_when_its_hash_is_listed(tmp_path):
+    wheel = make_wheel(tmp_path / "links", name="torch", version="2.13.0+cpu")
+    digest = envs.file_sha256(wheel)
+    lock = "torch==2.13.0 \\\n    --hash=sha256:{}\ntorchvision==2.13.0 \\\n    --hash=sha256:00\n"
+    folders = [str(wheel.parent), ""]
+    assert envs.with_local_builds(lock.format(digest), folders).startswith("torch==2.13.0+cpu \\\n")
+    assert "torchvision==2.13.0 " in envs.with_local_builds(lock.format(digest), folders)
+    assert envs.with_local_builds(lock.format("11"), folders) == lock.format("11")
+    assert envs.with_local_builds(lock.format(digest), []) == lock.format(digest)
+
+
+@pytest.fixture
+def house(tmp_path):
+    house = House(tmp_path)
+    wheel = make_wheel(tmp_path / "inbox", version="1.0+resume.1", body="answer = 42\n")
+    write_index([wheel], house.candidate)
+    return house, wheel
+
+
+def env():
+    import sys
+
+    return envs.Env(envs.Stack("s", Path("s.txt"), Path("s.cuda.txt"), "0" * 64), Path(sys.executable), "3", "2")
+
+
+def test_a_site_holds_the_wheel_installed_by_hash(house):
+    house, wheel = house
+    folder = envs.site(house, env(), wheel.name, envs.file_sha256(wheel))
+    assert (folder / "demo" / "__init__.py").read_text().endswith("answer = 42\n")
+    with zipfile.ZipFile(wheel) as archive:
+        assert all((folder / name).is_file() for name in archive.namelist())
+    mark = folder.stat().st_ino
+    assert envs.site(house, env(), wheel.name, envs.file_sha256(wheel)).stat().st_ino == mark
+
+
+def test_a_wrong_hash_installs_nothing_and_keeps_the_old_site(house):
+    house, wheel = house
+    good = envs.site(house, env(), wheel.name, envs.file_sha256(wheel))
+    with pytest.raises(envs.CouldNotRun, match=re.escape(f"installing {wheel.name} failed")):
+        envs.site(house, env(), wheel.name, "1" * 64)
+    assert (good / "demo" / "__init__.py").exists()
+    assert [p.name for p in good.parent.iterdir()] == [good.name]
+
+
+def test_a_wheel_that_is_not_built_says_what_to_run(tmp_path):
+    with pytest.raises(UserError, match=r"demo-2.0-py3-none-any.whl is not in .*; run `make build-wheels`"):
+        envs.site(House(tmp_path), env(), "demo-2.0-py3-none-any.whl", "0" * 64)
