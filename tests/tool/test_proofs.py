@@ -136,7 +136,7 @@ def test_one_fault_runs_its_tests_only_and_writes_nothing(house):
 
 
 def test_an_unknown_fault_names_those_there_are(house):
-    with pytest.raises(UserError, match="no fault 'speling'.*native-two, spelling"):
+    with pytest.raises(UserError, match=r"no fault 'speling'.*native-two, spelling"):
         prove(house, fault="speling")
 
 
@@ -174,7 +174,7 @@ def test_record_keeps_the_proof_and_renders_the_readme(house):
 
 
 def test_record_refuses_what_is_missing_unproven_or_of_another_series(house):
-    with pytest.raises(UserError, match="no proof .*make prove UPSTREAM=toy VERSION=1.0"):
+    with pytest.raises(UserError, match=r"no proof .*make prove UPSTREAM=toy VERSION=1.0"):
         record(house)
     (result,) = prove(house)
     for change, words in (({"verdict": "unproven"}, "says unproven"), ({"series_sha256": "0" * 64}, "another series")):
@@ -187,7 +187,7 @@ def test_record_refuses_what_is_missing_unproven_or_of_another_series(house):
 def test_a_readme_without_its_marks_is_a_clear_error(house):
     prove(house)
     (house.root / "README.md").write_text("no marks\n")
-    with pytest.raises(UserError, match="README.md: no <!-- status"):
+    with pytest.raises(UserError, match=r"README\.md: no <!-- status"):
         report.record(house, [load_pin(house, "toy", "1.0")])
 
 
