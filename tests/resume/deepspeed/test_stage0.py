@@ -82,6 +82,7 @@ def test_masters_follow_weights_saved_at_another_stage(pools, tmp_path, cell, so
 
 # --- what is right on the pristine release ---
 
+
 @pytest.mark.guard
 @pytest.mark.parametrize("load", [pytest.param(NOOPT, id="noopt"), pytest.param(BOTH, id="both")])
 @pytest.mark.parametrize("cell", ids([*cells(("fp32",), (0,)), *cells(("fp32",), (0,), model="moe")]))

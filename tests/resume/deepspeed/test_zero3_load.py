@@ -45,9 +45,7 @@ def test_module_only_loads_the_weights_on_fewer_ranks(pools, tmp_path, cell):
 def test_module_only_reports_weights_that_are_missing(pools, tmp_path, cell):
     story = Story(pools, cell, tmp_path).train_and_save()
     remove_optimizer_files(tmp_path)
-    outcomes = story.ranks.outcomes(
-        "resume.deepspeed.runs:resume", cell=cell, folder=story.folder, load=MODULE_ONLY
-    )
+    outcomes = story.ranks.outcomes("resume.deepspeed.runs:resume", cell=cell, folder=story.folder, load=MODULE_ONLY)
     if not any(isinstance(outcome, symptoms.Symptom) for outcome in outcomes):
         story.check_weights_only(outcomes, counters=False)
         raise AssertionError("the weights were restored from files that were deleted")
