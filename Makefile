@@ -10,7 +10,7 @@ READY := .venv/.ready
 PIN := --upstream '$(UPSTREAM)' --version '$(VERSION)'
 
 .DEFAULT_GOAL := help
-.PHONY: help build-wheels test test-tool test-resume prove index serve apply refresh lint bench record doctor clean
+.PHONY: help build-wheels test test-tool test-resume test-client prove index serve apply refresh lint bench record doctor clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1 | \2/p' Makefile | awk -F ' [|] ' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -18,7 +18,7 @@ help: ## print this list
 build-wheels: $(READY) ## build the patched and pristine wheels of every pin, or of UPSTREAM= VERSION=
 	@$(CARRY) build-wheels $(PIN)
 
-test: $(READY) ## lint, test the tool, and test every pin on both flavours
+test: $(READY) ## lint, the tool, every pin red and green, the index, a real pip and uv
 	@$(CARRY) test
 
 test-tool: $(READY) ## test the tool: offline, seconds
@@ -26,6 +26,9 @@ test-tool: $(READY) ## test the tool: offline, seconds
 
 test-resume: $(READY) ## regression tests; UPSTREAM= VERSION= FAULT= narrow them
 	@$(CARRY) test-resume $(PIN) --fault '$(FAULT)'
+
+test-client: $(READY) ## install from dist/simple/ with pip and uv, as a user would
+	@$(CARRY) test-client
 
 prove: $(READY) ## run the regression tests on both flavours and write dist/proofs/
 	@$(CARRY) prove $(PIN)

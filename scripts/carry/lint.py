@@ -45,7 +45,7 @@ def lint(house: House, upstream: str | None = None, version: str | None = None) 
     found = [] if upstream else list(_strays(house, house.patches, {"*"}, "*/"))
     for name in [upstream] if upstream else _folders(house.patches):
         found += _upstream(house, name, version)
-    return found
+    return found if upstream or found else [*readme_findings(house)]
 
 
 def _upstream(house: House, name: str, version: str | None) -> Iterator[str]:
@@ -90,7 +90,8 @@ def _pin(house: House, owner: Upstream, version: str) -> Iterator[str]:
         yield from _files(house, pin, patch)
     if not numbering and not unreadable:
         yield from _applying(house, pin, series)
-        yield from revision_findings(house, pin, series)
+        found = list(revision_findings(house, pin, series))
+        yield from found or proof_findings(house, pin, series)
 
 
 def _numbering(house: House, pin: Pin) -> Iterator[str]:
@@ -252,6 +253,40 @@ def revision_findings(house: House, pin: Pin, series: Sequence[Patch]) -> Iterat
             f"{pin_file}:{line}: the series changed since revision {revision} was proven; "
             f"raise revision to {revision + 1}"
         )
+
+
+def proof_findings(house: House, pin: Pin, series: Sequence[Patch]) -> Iterator[str]:
+    """The proof committed with a series is of this series, of this revision, and says proven."""
+    from carry.report import recorded
+
+    shown = house.relative(pin.folder / "proof.json")
+    again = f"run `make prove UPSTREAM={pin.upstream.name} VERSION={pin.version}` and `make record`"
+    try:
+        proof = recorded(house, pin)
+    except UserError as error:
+        yield str(error)
+        return
+    if proof is None:
+        return
+    if (proof["series_sha256"], proof["revision"]) != (series_sha256(series), pin.revision):
+        yield f"{shown}:1: stale: of revision {proof['revision']}, or of another series; {again}"
+    elif proof["verdict"] != "proven":
+        yield f"{shown}:1: says {proof['verdict']}; mend the patch or its test, then {again}"
+
+
+def readme_findings(house: House) -> Iterator[str]:
+    """The README's table is the one that the committed proofs give."""
+    from carry.report import with_status
+
+    path = house.root / "README.md"
+    if not path.exists():
+        return
+    text = path.read_text(encoding="utf-8")
+    try:
+        if with_status(text, house) != text:
+            yield "README.md:1: the status table is not that of the committed proofs; run `make record`"
+    except UserError as error:
+        yield str(error)
 
 
 def _strays(house: House, folder: Path, names: set[str], pattern: str) -> Iterator[str]:

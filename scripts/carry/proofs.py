@@ -147,7 +147,7 @@ def _run(house: House, pin: Pin, env: Env, wheel: Wheel, faults: list[str], only
     with tempfile.TemporaryDirectory(prefix="carry-prove-") as scratch:
         report = Path(scratch) / "report.json"
         command = [
-            str(env.python), "-m", "pytest", str(house.tests / "resume"), "-q", "-n", "2", "--dist", "worksteal",
+            str(env.python), "-m", "pytest", str(house.tests / "resume"), "-n", "2", "--dist", "worksteal",
             "-p", "no:cacheprovider", "--tb=short", "--basetemp", str(Path(scratch) / "tmp"),
             "-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning", "-W", "ignore::UserWarning",
             f"--carry-upstream={pin.upstream.name}", f"--carry-faults={','.join(faults)}",

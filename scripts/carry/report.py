@@ -67,7 +67,7 @@ def _proof_path(house: House, pin: Pin, stack: str) -> Path:
     return house.proofs / wheel_name(pin, "patched").removesuffix(".whl") / f"{stack}.json"
 
 
-def recorded(pin: Pin) -> dict | None:
+def recorded(house: House, pin: Pin) -> dict | None:
     """The proof committed with the series, or None. Raises UserError where it is malformed."""
     path = pin.folder / "proof.json"
     try:
@@ -75,10 +75,10 @@ def recorded(pin: Pin) -> dict | None:
     except FileNotFoundError:
         return None
     except ValueError:
-        raise UserError(f"{path}: not JSON; record it again with `make record`") from None
+        raise UserError(f"{house.relative(path)}:1: not JSON; record it again with `make record`") from None
     wrong = fault_in(document, "proof")
     if wrong:
-        raise UserError(f"{path}: malformed at {wrong}; record it again with `make record`")
+        raise UserError(f"{house.relative(path)}:1: malformed at {wrong}; record it again with `make record`")
     return document
 
 
@@ -116,7 +116,7 @@ def with_status(readme: str, house: House) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise UserError(f"README.md: no {BEGIN} … {END}; put the two marks where the table belongs")
-    documents = [document for pin in all_pins(house) if (document := recorded(pin))]
+    documents = [document for pin in all_pins(house) if (document := recorded(house, pin))]
     return f"{before}{begin}\n{markdown(documents)}\n{end}{after}"
 
 

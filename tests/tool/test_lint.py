@@ -168,20 +168,21 @@ def test_a_malformed_pin(series: ToyHouse):
 
 
 def test_the_revision_rises_when_the_series_changes(series: ToyHouse):
+    from carry.lint import revision_findings
     from carry.patches import load_series, series_sha256
+
+    def said() -> list[str]:
+        return list(revision_findings(series.house, series.pin, load_series(series.pin)))
 
     proof = series.folder / "proof.json"
     proof.write_text(json.dumps({"series_sha256": series_sha256(load_series(series.pin)), "revision": 1}))
-    assert findings(series) == []
-    assert reword(series, "Symptom, cause", "The symptom, cause") == [
-        "patches/toy/1.0/pin.toml:5: the series changed since revision 1 was proven; raise revision to 2"
-    ]
+    assert said() == []
+    wanted = "patches/toy/1.0/pin.toml:5: the series changed since revision 1 was proven; raise revision to 2"
+    assert reword(series, "Symptom, cause", "The symptom, cause") == [wanted] == said()
     write_pin(series.pin_file, series.pin.sha256, revision=2)
-    assert findings(series) == []
+    assert said() == []
     proof.write_text("{}")
-    assert findings(series) == [
-        "patches/toy/1.0/proof.json:1: not a proof; record it again with `make record`"
-    ]
+    assert findings(series) == ["patches/toy/1.0/proof.json:1: not a proof; record it again with `make record`"]
 
 
 def test_one_pin_only(series: ToyHouse):

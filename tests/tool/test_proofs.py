@@ -197,3 +197,22 @@ def test_a_pytest_that_cannot_start_is_named(house, monkeypatch):
         prove(house)
     assert not house.proofs.exists()
     assert os.listdir(house.build / "logs")
+
+
+def test_lint_refuses_a_stale_proof_and_a_readme_that_does_not_show_it(house):
+    from carry.lint import lint
+
+    assert lint(house) == []
+    prove(house)
+    _, readme = record(house)
+    assert lint(house) == []
+    readme.write_text(readme.read_text().replace("red 1/1", "red 2/2"))
+    assert lint(house) == [
+        "README.md:1: the status table is not that of the committed proofs; run `make record`"
+    ]
+    kept = house.patches / "toy" / "1.0" / "proof.json"
+    document = json.loads(kept.read_text())
+    for change, words in (({"revision": 7}, "stale: of revision 7"), ({"lane": "tpu"}, "malformed at $.lane")):
+        kept.write_text(json.dumps(document | change))
+        (finding,) = lint(house)
+        assert finding.startswith("patches/toy/1.0/proof.json:1: ") and words in finding

@@ -147,7 +147,7 @@ def prepare() -> None:
     """Import DeepSpeed with its bridges, and torch's compiler, which the first optimizer step would import."""
     torch.set_num_threads(1)
     if torch.cuda.is_available():
-        import deepspeed  # noqa: F401
+        import deepspeed
     else:
         _before_import()
         import deepspeed  # noqa: F401

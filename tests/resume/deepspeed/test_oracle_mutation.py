@@ -30,7 +30,7 @@ CELLS = [
 
 # kind of key (a pattern) -> why a resume need not notice when it is altered or dropped
 UNREAD = {
-    r"ds_config/.*|ds_version|checkpoint_parallel_dimensions/.*|mp_world_size": "says how the file was made",
+    r"ds_config/.*|(.*/)?ds_version|checkpoint_parallel_dimensions/.*|mp_world_size": "says how the file was made",
     r"buffer_names.*|param_shapes/.*|shared_params.*|frozen_param_.*": "for zero_to_fp32, not for a resume",
     r".*/(param_slice_mappings|group_paddings|partition_count)(/.*)?|.*/zero_stage": "for a change of world size",
     r"dp_world_size|.*/dynamic_loss_scale|.*/overflow|sparse_tensor_module_names.*": "read only to be compared",
