@@ -111,7 +111,9 @@ def _prove(house: House, args: argparse.Namespace) -> int:
     from carry import proofs, report
 
     chosen, built = _built(house, args)
-    results = proofs.prove(house, chosen, built, getattr(args, "fault", "") or None)
+    # a lock of its own: wheels can be built while tests run, but two runs would swap each other's environments
+    with locked(house.build / "sites", f"carry {args.command}", say):
+        results = proofs.prove(house, chosen, built, getattr(args, "fault", "") or None)
     documents = [result.document for result in results]
     print("\n".join(["", *report.failures(documents), report.table(documents)]))
     for result in results:

@@ -6,8 +6,10 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -174,22 +176,31 @@ def _call(house: House, command: list[str], folder: Path, name: str) -> int:
     }
     log = house.build / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + _LIMIT_S
     with open(log, "wb") as handle, subprocess.Popen(
         command, cwd=house.root, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, start_new_session=True,
     ) as process:  # fmt: skip
+        # pytest and its ranks are a session of their own, so that all of them can be ended together
+        expired = []
+
+        def end() -> None:
+            expired.append(True)
+            os.killpg(process.pid, signal.SIGKILL)
+
+        late = threading.Timer(_LIMIT_S, end)
+        late.start()
         try:
             for line in process.stdout:
                 handle.write(line)
                 say(line.decode(errors="replace").rstrip("\n"))
-                if time.monotonic() > deadline:
-                    raise CouldNotRun(f"the tests took more than {_LIMIT_S // 60} minutes; see {log}")
-            return process.wait()
+            code = process.wait()
         finally:
-            # the ranks belong to pytest's own session: ^C or a failure here must not leave them running
+            late.cancel()
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, 15)
+                os.killpg(process.pid, signal.SIGTERM)
+    if expired:
+        raise CouldNotRun(f"the tests took more than {_LIMIT_S // 60} minutes; see {house.relative(log)}")
+    return code
 
 
 def _write(house: House, document: dict) -> Path:

@@ -97,3 +97,36 @@ def test_a_wrong_hash_installs_nothing_and_keeps_the_old_site(house):
 def test_a_wheel_that_is_not_built_says_what_to_run(tmp_path):
     with pytest.raises(UserError, match=r"demo-2.0-py3-none-any.whl is not in .*; run `make build-wheels`"):
         envs.site(House(tmp_path), env(), "demo-2.0-py3-none-any.whl", "0" * 64)
+
+
+def test_an_interrupted_stack_is_made_anew_and_a_whole_one_is_kept(tmp_path, monkeypatch):
+    house = House(tmp_path)
+    house.stacks.mkdir(parents=True)
+    (house.stacks / "s.txt").write_text("torch==1.0 --hash=sha256:00\n")
+    calls = []
+
+    def run_uv(args, env, what, house):
+        calls.append(what)
+        folder = house.build / "envs" / "s"
+        if what == "uv venv":
+            (folder / "lib" / "python3" / "site-packages" / "torch-1.0.dist-info").mkdir(parents=True)
+        elif len(calls) == 2:
+            raise KeyboardInterrupt
+        else:
+            (info,) = folder.glob("lib/*/*/torch-1.0.dist-info")
+            (info / "METADATA").write_text("Name: torch\nVersion: 1.0\n")
+
+    monkeypatch.setattr(envs, "run_uv", run_uv)
+    monkeypatch.setattr(envs, "pip_places", dict)
+    with pytest.raises(KeyboardInterrupt):
+        envs.install_stack(house, "s")
+    left = house.build / "envs" / "s" / "left-over"
+    left.touch()
+    assert envs.install_stack(house, "s").torch == "1.0"
+    assert not left.exists()
+    assert calls == ["uv venv", "installing s.txt"] * 2
+    envs.install_stack(house, "s")
+    assert len(calls) == 4
+    (house.stacks / "s.txt").write_text("torch==1.0 --hash=sha256:11\n")
+    envs.install_stack(house, "s")
+    assert len(calls) == 6

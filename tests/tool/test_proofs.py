@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -207,12 +208,47 @@ def test_lint_refuses_a_stale_proof_and_a_readme_that_does_not_show_it(house):
     _, readme = record(house)
     assert lint(house) == []
     readme.write_text(readme.read_text().replace("red 1/1", "red 2/2"))
-    assert lint(house) == [
-        "README.md:1: the status table is not that of the committed proofs; run `make record`"
-    ]
+    assert lint(house) == ["README.md:1: the status table is not that of the committed proofs; run `make record`"]
     kept = house.patches / "toy" / "1.0" / "proof.json"
     document = json.loads(kept.read_text())
     for change, words in (({"revision": 7}, "stale: of revision 7"), ({"lane": "tpu"}, "malformed at $.lane")):
         kept.write_text(json.dumps(document | change))
         (finding,) = lint(house)
         assert finding.startswith("patches/toy/1.0/proof.json:1: ") and words in finding
+
+
+def test_an_interrupted_run_writes_no_proof_and_leaves_no_process(house, monkeypatch):
+    edit(
+        house,
+        "assert toy.line_1 == 1",
+        "import time, os; open(os.environ['TOY_PID'], 'w').write(str(os.getpid())); time.sleep(600)",
+    )
+    pid = house.root / "pid"
+    monkeypatch.setenv("TOY_PID", str(pid))
+    said = []
+
+    def say(line):
+        said.append(line)
+        if line.startswith("testing"):
+            return
+        deadline = time.monotonic() + 60
+        while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(proofs, "say", say)
+    with pytest.raises(KeyboardInterrupt):
+        prove(house)
+    assert not house.proofs.exists()
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pid.read_text()}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid.read_text()}").exists()
+
+
+def test_a_run_that_never_ends_is_ended_and_named(house, monkeypatch):
+    edit(house, "assert toy.line_1 == 1", "import time; time.sleep(600)")
+    monkeypatch.setattr(proofs, "_LIMIT_S", 8)
+    with pytest.raises(proofs.CouldNotRun, match=r"more than 0 minutes; see build/logs/prove-toy"):
+        prove(house)
+    assert not house.proofs.exists()
