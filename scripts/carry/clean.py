@@ -34,10 +34,8 @@ def clean(house: House) -> None:
     """Remove build/ and dist/; UserError, removing nothing, where a work tree holds unexported work."""
     kept = unexported(house)
     if kept:
-        names = ", ".join(house.relative(folder) for folder in kept)
-        raise UserError(
-            f"{names}: holds work that no patch file has; `carry refresh` it, or remove it by hand"
-        )
+        others = f" (and {len(kept) - 1} more like it)" if kept[1:] else ""
+        raise UserError(f"{kept[0]}{others}")
     # The lock's own file goes last, with its folder, while we still hold it.
     for folder in (house.dist, house.build):
         if folder.exists():

@@ -69,14 +69,20 @@ def refresh(house: House, pin: Pin) -> list[str]:
     return changed
 
 
-def unexported(house: House) -> list[Path]:
-    """Work trees whose content is nowhere else: what `carry clean` must not remove."""
-    kept = []
-    for git_folder in sorted(house.trees.glob("*/.git")):
-        folder = git_folder.parent
-        if _dirty(folder) or _head_moved(folder):
-            kept.append(folder)
-    return kept
+def unexported(house: House) -> list[str]:
+    """What `carry clean` must not remove: a line per work tree that holds something found nowhere else."""
+    found = []
+    for folder in sorted(house.trees.glob("[!.]*")):
+        shown = house.relative(folder)
+        if not (folder / ".git").exists():
+            found.append(f"{shown} is no work tree of ours; move it away and run again")
+        elif dirty := _dirty(folder):
+            found.append(_uncommitted(shown, dirty))
+        elif aside := _set_aside(shown, folder):
+            found.append(aside)
+        elif _head_moved(folder):
+            found.append(_unexported(shown, "carry refresh"))
+    return found
 
 
 def _clone(base: Release, head: str, new: Path) -> None:
@@ -135,9 +141,39 @@ def _dirty(folder: Path) -> str:
 
 def _head_moved(folder: Path) -> bool:
     code, applied, _ = git_bytes(["rev-parse", "--verify", "--quiet", _APPLIED], folder, ok=(0, 1))
-    heads = git(["for-each-ref", "--format=%(objectname)", "refs/heads"], folder).split()
-    known = applied.decode().strip()
-    return bool(code) or any(head != known for head in [*heads, git(["rev-parse", "HEAD"], folder)])
+    return bool(code) or git(["rev-parse", "HEAD"], folder) != applied.decode().strip()
+
+
+def _set_aside(shown: str, folder: Path) -> str:
+    """A line on the stash, or on the first branch but HEAD's with commits of its own; empty without one."""
+    current = git(["rev-parse", "--symbolic-full-name", "HEAD"], folder)
+    _, applied, _ = git_bytes(["rev-parse", "--verify", "--quiet", _APPLIED], folder, ok=(0, 1))
+    held = ["--not", "HEAD", *applied.decode().split(), "--tags=upstream/*", "--remotes"]
+    for ref in git(["for-each-ref", "--format=%(refname)", "refs/stash", "refs/heads"], folder).splitlines():
+        if ref == "refs/stash":
+            return (
+                f"{shown} has a stash, which no patch file holds; commit what `git -C {shown} stash pop` brings "
+                f"back, or drop it with `git -C {shown} stash drop`"
+            )
+        if ref != current and git(["rev-list", "--max-count=1", ref, *held], folder):
+            name = ref.removeprefix("refs/heads/")
+            return (
+                f"{shown} has commits on branch {name} that no patch file holds; bring them to the branch that is "
+                f"checked out and export them, or drop them with `git -C {shown} branch -D {name}`"
+            )
+    return ""
+
+
+def _unexported(shown: str, refresh: str) -> str:
+    return (
+        f"{shown} has commits that no patch file holds; export them with `{refresh}`, "
+        f"or drop them with `git -C {shown} reset --hard {_APPLIED}`"
+    )
+
+
+def _uncommitted(shown: str, dirty: str) -> str:
+    first = dirty.splitlines()[0][3:]
+    return f"{shown} has uncommitted changes ({first}); commit them, or undo them for good, then run again"
 
 
 def _refuse_to_lose(house: House, pin: Pin, folder: Path) -> None:
@@ -145,6 +181,9 @@ def _refuse_to_lose(house: House, pin: Pin, folder: Path) -> None:
     if not (folder / ".git").exists():
         raise UserError(f"{shown} is no work tree of ours; move it away and run again")
     _refuse_unclean(house, folder)
+    aside = _set_aside(shown, folder)
+    if aside:
+        raise UserError(aside)
     if not _head_moved(folder):
         return
     with tempfile.TemporaryDirectory(prefix="carry-export-") as scratch:
@@ -153,10 +192,7 @@ def _refuse_to_lose(house: House, pin: Pin, folder: Path) -> None:
             path.name: path.read_bytes() for path in series_paths(pin)
         }:
             return
-    raise UserError(
-        f"{shown} has commits that no patch file holds; export them with `{_make('refresh', pin)}`, "
-        f"or drop them with `git -C {shown} reset --hard {_APPLIED}`"
-    )
+    raise UserError(_unexported(shown, _make("refresh", pin)))
 
 
 def _refuse_unclean(house: House, folder: Path) -> None:
@@ -169,8 +205,7 @@ def _refuse_unclean(house: House, folder: Path) -> None:
             )
     dirty = _dirty(folder)
     if dirty:
-        first = dirty.splitlines()[0][3:]
-        raise UserError(f"{shown} has uncommitted changes ({first}); commit or discard them, then run again")
+        raise UserError(_uncommitted(shown, dirty))
 
 
 def _refuse_odd_history(house: House, pin: Pin, folder: Path) -> None:

@@ -92,7 +92,7 @@ def test_apply_refuses_uncommitted_changes(series: ToyHouse):
     for command in ("apply", "refresh"):
         done = series.run(command, "toy", "1.0", check=1)
         assert done.stderr == ("carry: build/trees/toy-1.0 has uncommitted changes (toy/core.py); "
-                               "commit or discard them, then run again\n")  # fmt: skip
+                               "commit them, or undo them for good, then run again\n")  # fmt: skip
     assert "line_1 = 'one'" in (series.tree / "toy" / "core.py").read_text()
 
 
@@ -101,13 +101,72 @@ def test_apply_refuses_commits_that_no_file_holds_until_refreshed(series: ToyHou
     series.commit("core: spell one", "one")
     done = series.run("apply", "toy", "1.0", check=1)
     assert "has commits that no patch file holds; export them with `make refresh UPSTREAM=toy" in done.stderr
-    assert series.run("clean", check=1).stderr.startswith("carry: build/trees/toy-1.0: holds work")
+    said = series.run("clean", check=1).stderr
+    assert said.startswith("carry: build/trees/toy-1.0 has commits that no patch file holds; export them with `carry")
     assert len(log(series.tree)) == 3
     series.run("refresh", "toy", "1.0")
     series.run("apply", "toy", "1.0")
     assert len(log(series.tree)) == 3
     series.run("clean")
     assert not (series.root / "build").exists()
+
+
+@pytest.mark.parametrize("command", [("apply", "toy", "1.0"), ("clean",)])
+def test_a_stash_is_not_lost(series: ToyHouse, command: tuple[str, ...]):
+    who = {"GIT_COMMITTER_DATE": f"{STAMP} +0000"}
+    series.edit("toy/core.py", "line_1 = 1", "line_1 = 'one'")
+    git(["stash", "push", "--quiet"], series.tree, env=who)
+    assert series.run(*command, check=1).stderr == (
+        "carry: build/trees/toy-1.0 has a stash, which no patch file holds; commit what "
+        "`git -C build/trees/toy-1.0 stash pop` brings back, or drop it with `git -C build/trees/toy-1.0 stash drop`\n"
+    )
+    git(["stash", "pop", "--quiet"], series.tree)
+    assert "line_1 = 'one'" in (series.tree / "toy" / "core.py").read_text()
+    git(["stash", "push", "--quiet"], series.tree, env=who)
+    git(["stash", "drop", "--quiet"], series.tree)
+    series.run(*command)
+
+
+@pytest.mark.parametrize("command", [("apply", "toy", "1.0"), ("clean",)])
+@pytest.mark.parametrize("refreshed", [False, True])
+def test_commits_of_a_side_branch_are_not_lost(series: ToyHouse, command: tuple[str, ...], refreshed: bool):
+    git(["checkout", "--quiet", "-b", "try/this"], series.tree)
+    series.edit("toy/core.py", "line_1 = 1", "line_1 = 'one'")
+    series.commit("core: spell one", "one")
+    git(["checkout", "--quiet", "series"], series.tree)
+    if refreshed:
+        series.edit("toy/core.py", "line_9 = 9", "line_9 = 'nine'")
+        series.commit("core: spell nine", "nine")
+        series.run("refresh", "toy", "1.0")
+    said = series.run(*command, check=1).stderr
+    assert said.startswith("carry: build/trees/toy-1.0 has commits on branch try/this that no patch file holds; ")
+    assert said.endswith("or drop them with `git -C build/trees/toy-1.0 branch -D try/this`\n")
+    assert "line_1 = 'one'" in git(["show", "try/this:toy/core.py"], series.tree)
+    git(["branch", "-D", "try/this"], series.tree)
+    series.run(*command)
+
+
+def test_commits_of_the_series_are_not_lost_while_another_branch_is_checked_out(series: ToyHouse):
+    series.edit("toy/core.py", "line_1 = 1", "line_1 = 'one'")
+    series.commit("core: spell one", "one")
+    git(["checkout", "--quiet", "--detach", "refs/carry/applied"], series.tree)
+    for command in (("apply", "toy", "1.0"), ("clean",)):
+        assert "has commits on branch series that" in series.run(*command, check=1).stderr
+
+
+def test_a_branch_without_commits_of_its_own_is_in_nobodys_way(series: ToyHouse):
+    git(["branch", "parked", "pristine"], series.tree)
+    git(["branch", "halfway", "HEAD~1"], series.tree)
+    series.run("apply", "toy", "1.0")
+    git(["branch", "parked", "pristine"], series.tree)
+    series.run("clean")
+
+
+def test_clean_leaves_a_folder_that_is_none_of_ours(toy: ToyHouse):
+    toy.tree.mkdir(parents=True)
+    (toy.tree / "notes").write_text("mine")
+    assert "is no work tree of ours; move it away" in toy.run("clean", check=1).stderr
+    assert (toy.tree / "notes").read_text() == "mine"
 
 
 def test_apply_follows_files_that_changed_under_an_untouched_tree(series: ToyHouse):
