@@ -128,11 +128,13 @@ def _fault(parser: argparse.ArgumentParser) -> None:
 
 
 def _index(house: House, args: argparse.Namespace) -> int:
-    from carry import pins, publish
+    from carry import pins, publish, report
     from carry.patches import load_series
 
     chosen = pins.all_pins(house, args.upstream or None, args.version or None)
-    done = publish.publish(house, [pin for pin in chosen if load_series(pin)])
+    patched = [pin for pin in chosen if load_series(pin)]
+    report.check_current(house, patched)
+    done = publish.publish(house, patched)
     for name in done.added:
         print(f"published  {name}")
     for name in done.kept:

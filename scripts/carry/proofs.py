@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from carry.envs import Env, install_stack, site
+from carry.envs import Env, install_stack, load_stack, site
 from carry.errors import CarryError, CouldNotRun, UserError
 from carry.patches import Patch, load_series, series_sha256
 from carry.paths import House
@@ -77,10 +77,22 @@ def tests_sha256(house: House, upstream: str) -> str:
     return digest.hexdigest()
 
 
+def out_of_date(house: House, pin: Pin, proof: dict) -> str | None:
+    """Why `proof` no more speaks of what is here: its series, revision, tests or stack changed; None where it does."""
+    wanted = {
+        "series": (proof["series_sha256"], series_sha256(load_series(pin))),
+        "revision": (proof["revision"], pin.revision),
+        "tests": (proof["tests_sha256"], tests_sha256(house, pin.upstream.name)),
+        "stack": (proof["stack"]["sha256"], load_stack(house, proof["stack"]["name"]).sha256),
+    }
+    changed = [what for what, (then, now) in wanted.items() if then != now]
+    return f"the {' and the '.join(changed)} changed since" if changed else None
+
+
 def _prove(
     house: House, pin: Pin, series: tuple[Patch, ...], env: Env, wheels: dict[str, Wheel], fault: str | None
 ) -> dict:
-    started = time.monotonic()
+    started, tests = time.monotonic(), tests_sha256(house, pin.upstream.name)
     reports = {
         flavour: _run(house, pin, env, wheels[flavour], [fault] if fault else [p.fault for p in series], fault)
         for flavour in ("pristine", "patched")
@@ -108,7 +120,7 @@ def _prove(
         "wheel": {"file": wheels["patched"].path.name, "sha256": wheels["patched"].sha256},
         "pristine": {"file": wheels["pristine"].path.name, "sha256": wheels["pristine"].sha256},
         "series_sha256": series_sha256(series),
-        "tests_sha256": tests_sha256(house, pin.upstream.name),
+        "tests_sha256": tests,
         "lane": "cpu",
         "duration_s": round(time.monotonic() - started, 1),
         "faults": faults,
@@ -157,12 +169,13 @@ def _run(house: House, pin: Pin, env: Env, wheel: Wheel, faults: list[str], only
             *(f"--ignore={path}" for path in ignored),
         ]  # fmt: skip
         code = _call(house, command, folder, f"prove-{wheel.path.name.removesuffix('.whl')}-{env.stack.name}")
-        try:
-            document = json.loads(report.read_bytes())
-        except FileNotFoundError:
-            log = f"build/logs/prove-{wheel.path.name.removesuffix('.whl')}-{env.stack.name}.log"
-            raise CouldNotRun(f"pytest ended with code {code} before any test; see {log}") from None
-    return document["outcomes"]
+        outcomes = json.loads(report.read_bytes())["outcomes"] if report.exists() else {}
+    unexpected = any(not outcome["as_expected"] for outcome in outcomes.values())
+    if code not in (0, 1) or (code == 1 and not unexpected):
+        # a broken test file, a crashed worker: whatever the tests said, not all of them had a say
+        log = f"build/logs/prove-{wheel.path.name.removesuffix('.whl')}-{env.stack.name}.log"
+        raise CouldNotRun(f"pytest ended with code {code} for another reason than a test; see {log}")
+    return outcomes
 
 
 def _call(house: House, command: list[str], folder: Path, name: str) -> int:

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from carry.errors import UserError
-from carry.patches import load_series, series_sha256
+from carry.patches import load_series
 from carry.paths import House
 from carry.pins import Pin, all_pins
+from carry.proofs import out_of_date
 from carry.schema import fault_in
 from carry.wheels import wheel_name
 
@@ -69,16 +70,30 @@ def _proof_path(house: House, pin: Pin, stack: str) -> Path:
 
 def recorded(house: House, pin: Pin) -> dict | None:
     """The proof committed with the series, or None. Raises UserError where it is malformed."""
-    path = pin.folder / "proof.json"
+    return _read(house, pin.folder / "proof.json", "record it again with `make record`")
+
+
+def check_current(house: House, pins: Iterable[Pin]) -> None:
+    """Raise UserError where a proof of this machine no longer speaks of the series, the tests or the stack here."""
+    for pin in pins:
+        for stack in pin.stacks:
+            again = f"run `make prove UPSTREAM={pin.upstream.name} VERSION={pin.version}`"
+            path = _proof_path(house, pin, stack)
+            proof = _read(house, path, again)
+            if proof and (reason := out_of_date(house, pin, proof)):
+                raise UserError(f"{pin}: {house.relative(path)} is stale: {reason}; {again}")
+
+
+def _read(house: House, path: Path, again: str) -> dict | None:
     try:
         document = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError:
-        raise UserError(f"{house.relative(path)}:1: not JSON; record it again with `make record`") from None
+        raise UserError(f"{house.relative(path)}:1: not JSON; {again}") from None
     wrong = fault_in(document, "proof")
     if wrong:
-        raise UserError(f"{house.relative(path)}:1: malformed at {wrong}; record it again with `make record`")
+        raise UserError(f"{house.relative(path)}:1: malformed at {wrong}; {again}")
     return document
 
 
@@ -94,12 +109,11 @@ def record(house: House, pins: Sequence[Pin]) -> list[Path]:
             continue
         path = _proof_path(house, pin, pin.stacks[0])
         again = f"run `make prove UPSTREAM={pin.upstream.name} VERSION={pin.version}`"
-        try:
-            document = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            raise UserError(f"{pin}: no proof {house.relative(path)}; {again}") from None
-        if document["series_sha256"] != series_sha256(series):
-            raise UserError(f"{pin}: {house.relative(path)} is of another series; {again}")
+        document = _read(house, path, again)
+        if document is None:
+            raise UserError(f"{pin}: no proof {house.relative(path)}; {again}")
+        if reason := out_of_date(house, pin, document):
+            raise UserError(f"{pin}: {house.relative(path)} is stale: {reason}; {again}")
         if document["verdict"] != "proven":
             raise UserError(f"{pin}: {house.relative(path)} says unproven; mend the patch or its test, then {again}")
         fresh[pin.folder / "proof.json"] = _stable(document)

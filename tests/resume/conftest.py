@@ -62,10 +62,10 @@ def pytest_pyfunc_call(pyfuncitem):
     mark = pyfuncitem.get_closest_marker("fault")
     record = {
         "fault": mark.args[0] if mark else None,
-        "outcome": "green",
+        "outcome": "error",
         "symptom": None,
-        "message": None,
-        "as_expected": True,
+        "message": "did not end",
+        "as_expected": False,
     }
     installed = wheel.installed(pyfuncitem.config.getoption("--carry-upstream"))
     expect_red = mark is not None and mark.args[0] not in installed.faults
@@ -75,15 +75,17 @@ def pytest_pyfunc_call(pyfuncitem):
     try:
         try:
             result = yield
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # pytest's own fail and skip are no Exception: they are errors here too
             known = mark is not None and symptoms.matches(mark.kwargs["symptom"], error)
             record.update(outcome="red" if known else "error", symptom=_name(error), message=str(error)[:500])
             record["as_expected"] = expect_red and known
             if not record["as_expected"]:
                 raise
             return True
+        record.update(outcome="green", message=None, as_expected=not expect_red)
         if expect_red:
-            record["as_expected"] = False
             pytest.fail(
                 f"{mark.args[0]} did not show on a wheel that does not fix it: declared symptom is "
                 f"{record['declared']}, and the test passed",
@@ -105,7 +107,7 @@ def pytest_runtest_logreport(report):
     record = dict(report.user_properties).get("carry")
     if report.when == "call" and record is not None:
         pytest_runtest_logreport.outcomes[report.nodeid] = record
-    elif report.failed:  # a fixture or a worker failed: an error, never a red
+    elif report.failed or report.skipped:  # a fixture failed, or the test was skipped: an error, never a red
         pytest_runtest_logreport.outcomes[report.nodeid] = {
             "fault": None,
             "outcome": "error",

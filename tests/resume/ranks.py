@@ -15,7 +15,9 @@ Many runs share the processes, since importing a framework costs seconds.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.util
 import multiprocessing
 import os
 import pickle
@@ -23,7 +25,6 @@ import signal
 import socket
 import sys
 import sysconfig
-import tempfile
 import time
 import traceback
 from multiprocessing.connection import wait
@@ -38,13 +39,24 @@ def _resolve(target: str):
     return getattr(importlib.import_module(module), name)
 
 
+@functools.cache
+def _folder(package: str) -> str | None:
+    spec = importlib.util.find_spec(package)
+    return os.path.dirname(spec.origin) + os.sep if spec and spec.origin else None
+
+
 def _is_upstream(frames, packages) -> bool:
-    """Whether the innermost frame that is neither torch's nor the standard library's lies in one of ``packages``."""
+    """Whether the innermost frame that is neither torch's nor the standard library's lies in one of ``packages``.
+
+    ``typing_extensions`` wraps functions of torch's and counts as torch.
+    """
+    ours = tuple(filter(None, map(_folder, packages)))
+    torch = _folder("torch") or "<"
     for file, _, _ in reversed(frames):
-        parts = file.split("/")
-        if "torch" in parts or (file.startswith(_STDLIB) and "site-packages" not in parts) or file.startswith("<"):
+        library = file.startswith(_STDLIB) and f"{os.sep}site-packages{os.sep}" not in file
+        if library or file.startswith((torch, "<")) or os.path.basename(file) == "typing_extensions.py":
             continue
-        return any(package in parts for package in packages) and "tests" not in parts
+        return file.startswith(ours)
     return False
 
 
@@ -64,7 +76,7 @@ def _receive(conn):
     return pickle.loads(conn.recv_bytes())
 
 
-def _serve(conn, rank: int, world: int, port: int, store: str, setup: str, path: list[str]) -> None:
+def _serve(conn, rank: int, world: int, port: int, setup: str, path: list[str]) -> None:
     sys.path[:] = path
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(
@@ -75,7 +87,6 @@ def _serve(conn, rank: int, world: int, port: int, store: str, setup: str, path:
         LOCAL_WORLD_SIZE=str(world),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
-        CARRY_STORE=store,
     )
     try:
         _resolve(setup)(rank, world)
@@ -115,29 +126,50 @@ class Ranks:
         self._conns: list = []
 
     def start(self, timeout: float = 180.0) -> None:
+        """Start the processes. A port that another program took meanwhile is tried anew, twice."""
+        for last in (False, False, True):
+            try:
+                return self._start(timeout)
+            except Symptom as error:
+                if last or "address already in use" not in str(error).lower():
+                    raise
+
+    def _start(self, timeout: float) -> None:
         context = multiprocessing.get_context("forkserver" if self.preload else "spawn")
         if self.preload:
             context.set_forkserver_preload([self.preload])
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        store = os.path.join(tempfile.mkdtemp(prefix="carry-ranks-"), "store")
         for rank in range(self.world):
             ours, theirs = context.Pipe()
             proc = context.Process(
-                target=_serve, daemon=True, args=(theirs, rank, self.world, port, store, self.setup, list(sys.path))
+                target=_serve, daemon=True, args=(theirs, rank, self.world, port, self.setup, list(sys.path))
             )
             proc.start()
             theirs.close()
             self._procs.append(proc)
             self._conns.append(ours)
-        self._collect(timeout, timeout)
+        try:
+            self._collect(timeout, 10.0)
+        except Exception:
+            self.stop()  # a rank whose set-up failed has ended
+            raise
 
-    def run(self, target: str, *, timeout: float = 120.0, grace: float = 10.0, **kwargs) -> list:
+    def run(self, target: str, *, timeout: float = 120.0, grace: float = 60.0, **kwargs) -> list:
         """Call ``target`` ("module:function") with ``kwargs`` on every rank; results in rank order.
 
         Raises the first rank's ``Symptom``, ``Crash``, ``PeersHung`` or ``Hang``.
         """
+        self._start_job(target, kwargs)
+        return self._collect(timeout, grace)
+
+    def outcomes(self, target: str, *, timeout: float = 120.0, grace: float = 60.0, **kwargs) -> list:
+        """As ``run``, but each rank's result or exception in rank order: how *every* rank ended."""
+        self._start_job(target, kwargs)
+        return self._gather(timeout, grace)
+
+    def _start_job(self, target: str, kwargs: dict) -> None:
         if not self._procs:
             self.start()
         try:
@@ -148,15 +180,6 @@ class Ranks:
             self.start()
             for conn in self._conns:
                 _send(conn, (target, kwargs))
-        return self._collect(timeout, grace)
-
-    def outcomes(self, target: str, *, timeout: float = 120.0, grace: float = 10.0, **kwargs) -> list:
-        """As ``run``, but each rank's result or exception in rank order: how *every* rank ended."""
-        if not self._procs:
-            self.start()
-        for conn in self._conns:
-            _send(conn, (target, kwargs))
-        return self._gather(timeout, grace)
 
     def _gather(self, timeout: float, grace: float) -> list:
         results: dict[int, object] = {}
@@ -182,23 +205,25 @@ class Ranks:
             if rank not in results:
                 reason = f"while another failed with {failed[0]}" if failed else f"within {timeout:.0f} s"
                 results[rank] = (PeersHung if failed else Hang)(f"rank {rank} did not come back {reason}")
-        if len(failed) != len([v for v in results.values() if isinstance(v, BaseException)]) or any(
-            isinstance(v, Crash) and v.type_name == "ProcessDied" for v in failed
-        ):
+        ended = [results[rank] for rank in range(self.world)]
+        if not self._reusable(ended):
             self.stop()
-        return [results[rank] for rank in range(self.world)]
+        return ended
+
+    @staticmethod
+    def _reusable(ended: list) -> bool:
+        """Whether the ranks are in step: all came back, or all failed alike; others may be at different collectives."""
+        errors = [v for v in ended if isinstance(v, BaseException)]
+        if any(isinstance(e, (PeersHung, Hang)) or getattr(e, "type_name", "") == "ProcessDied" for e in errors):
+            return False
+        places = {(type(e), getattr(e, "type_name", ""), getattr(e, "frames", ())[-1:]) for e in errors}
+        return not errors or (len(errors) == len(ended) and len(places) == 1)
 
     def _collect(self, timeout: float, grace: float) -> list:
         results = self._gather(timeout, grace)
         errors = [v for v in results if isinstance(v, BaseException)]
         if not errors:
             return results
-        # ranks that failed differently may be left at different collectives: never reuse those
-        places = {
-            (type(e).__name__, e.type_name, e.frames[-1:]) if isinstance(e, Crash) else type(e).__name__ for e in errors
-        }
-        if len(errors) < self.world or len(places) > 1:
-            self.stop()
         hung = [e for e in errors if isinstance(e, (PeersHung, Hang))]
         raise (hung or errors)[0]
 

@@ -86,13 +86,17 @@ def test_the_symptom_on_patched_fails_the_run(tmp_path):
         'raise symptoms.WeightsNotRestored("another symptom")',
         'raise symptoms.Symptom("the base class")',
         "assert 1 == 2",
+        'pytest.fail("said so")',
+        'pytest.skip("not here")',
+        "pytest.raises(KeyError, int)",
         'raise symptoms.Crash("KeyError", "x", ["KeyError"], [], True)',
     ],
-    ids=["import error", "other symptom", "base class", "assertion", "crash"],
+    ids=["import error", "other symptom", "base class", "assertion", "fail", "skip", "did not raise", "crash"],
 )
 def test_anything_but_the_declared_symptom_is_an_error(tmp_path, body):
     code, outcomes, _ = run(tmp_path, body, [])
-    assert (code, outcomes["test_body"]["outcome"]) == (1, "error")
+    assert outcomes["test_body"]["outcome"] == "error"
+    assert code == 1 or "skip" in body
 
 
 def test_a_fixture_that_fails_is_an_error_even_with_the_declared_symptom(tmp_path):
@@ -133,3 +137,19 @@ def test_a_wheel_of_unknown_make_is_an_error(tmp_path):
     )
     assert code == 1
     assert "test_body" not in outcomes or outcomes["test_body"]["outcome"] == "error"
+
+
+@pytest.mark.parametrize("flavour", [[], ["stale"]], ids=["pristine", "patched"])
+@pytest.mark.parametrize("how", ["fail", "skip", "mark", "fixture"])
+def test_a_guard_that_fails_or_is_skipped_is_never_green(tmp_path, how, flavour):
+    guard = {
+        "fail": "@pytest.mark.guard\ndef test_guard():\n    pytest.fail('no')",
+        "skip": "@pytest.mark.guard\ndef test_guard():\n    pytest.skip('no')",
+        "mark": "@pytest.mark.skip\n@pytest.mark.guard\ndef test_guard():\n    pass",
+        "fixture": "@pytest.fixture\ndef f():\n    pytest.skip('no')\n\n"
+        "@pytest.mark.guard\ndef test_guard(f):\n    pass",
+    }[how]
+    text = TESTS.replace("@pytest.mark.guard\ndef test_guard():\n    pass", guard)
+    assert text != TESTS
+    _, outcomes, _ = run(tmp_path, "pass" if flavour else RED, flavour, text=text)
+    assert outcomes["test_guard"]["outcome"] == "error"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from carry import proofs, report
-from carry.envs import Env, Stack
+from carry.envs import Env, load_stack
 from carry.errors import UserError
 from carry.index import write_index
 from carry.pins import load_pin
@@ -55,8 +55,9 @@ def house(builder, monkeypatch):
     (package / "other").mkdir()
     (package / "other" / "__init__.py").touch()
     (package / "other" / "test_other.py").write_text("raise RuntimeError('another upstream')\n")
-    stack = Stack("toy-stack", toy.root / "lock.txt", toy.root / "lock.cuda.txt", "5" * 64)
-    python = Path(sys.executable)
+    (toy.root / "ci" / "stacks").mkdir(parents=True)
+    (toy.root / "ci" / "stacks" / "toy-stack.txt").write_text("# made\n")
+    stack, python = load_stack(toy.house, "toy-stack"), Path(sys.executable)
     monkeypatch.setattr(proofs, "install_stack", lambda house, name: Env(stack, python, "3.11.0", "2.13.0+cpu"))
     for name, value in toy.environment().items():
         monkeypatch.setenv(name, value)
@@ -115,10 +116,9 @@ def test_a_patch_that_does_not_fix_is_unproven(house):
 
 def test_an_import_error_is_no_red(house):
     edit(house, "import toy\n", "import toy, no_such_module\n")
-    (result,) = prove(house)
-    assert result.document["verdict"] == "unproven"
-    assert all(entry["verdict"] == "unproven" for entry in result.document["faults"].values())
-    assert "no test" in "\n".join(report.failures([result.document]))
+    with pytest.raises(proofs.CouldNotRun, match="for another reason than a test; see build/logs/prove-toy"):
+        prove(house)
+    assert not house.proofs.exists()
 
 
 def test_a_red_guard_makes_the_whole_unproven(house):
@@ -178,7 +178,10 @@ def test_record_refuses_what_is_missing_unproven_or_of_another_series(house):
     with pytest.raises(UserError, match=r"no proof .*make prove UPSTREAM=toy VERSION=1.0"):
         record(house)
     (result,) = prove(house)
-    for change, words in (({"verdict": "unproven"}, "says unproven"), ({"series_sha256": "0" * 64}, "another series")):
+    for change, words in (
+        ({"verdict": "unproven"}, "says unproven"),
+        ({"series_sha256": "0" * 64}, "the series changed since"),
+    ):
         result.path.write_text(json.dumps(result.document | change))
         with pytest.raises(UserError, match=words):
             record(house)
@@ -194,7 +197,7 @@ def test_a_readme_without_its_marks_is_a_clear_error(house):
 
 def test_a_pytest_that_cannot_start_is_named(house, monkeypatch):
     (house.tests / "resume" / "conftest.py").write_text("raise SystemExit('broken')\n")
-    with pytest.raises(proofs.CouldNotRun, match="before any test; see build/logs/prove-toy"):
+    with pytest.raises(proofs.CouldNotRun, match="for another reason than a test; see build/logs/prove-toy"):
         prove(house)
     assert not house.proofs.exists()
     assert os.listdir(house.build / "logs")
@@ -252,3 +255,19 @@ def test_a_run_that_never_ends_is_ended_and_named(house, monkeypatch):
     with pytest.raises(proofs.CouldNotRun, match=r"more than 0 minutes; see build/logs/prove-toy"):
         prove(house)
     assert not house.proofs.exists()
+
+
+def test_a_proof_is_stale_when_the_series_the_tests_or_the_stack_change(house):
+    pin = load_pin(house, "toy", "1.0")
+    report.check_current(house, [pin])
+    (result,) = prove(house)
+    report.check_current(house, [pin])
+    edit(house, "toy.line_1 == 1", "toy.line_1 != 2")
+    with pytest.raises(UserError, match=r"toy-stack.json is stale: the tests changed since; run `make prove"):
+        report.check_current(house, [pin])
+    (house.stacks / "toy-stack.txt").write_text("# another\n")
+    with pytest.raises(UserError, match="the tests and the stack changed"):
+        report.record(house, [pin])
+    result.path.write_text("{")
+    with pytest.raises(UserError, match="not JSON"):
+        report.check_current(house, [pin])
