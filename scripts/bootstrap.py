@@ -1,10 +1,11 @@
-"""Make .venv, the environment that carry runs in. Runs on any Python 3, to say so where it is too old."""
+"""Make .venv, the environment that carry runs in. Runs on any Python 3, to say so where it is too old.
+
+make runs it each time: where .venv is right it only hashes two small files.
+"""
 
 import fcntl
 import hashlib
 import os
-import shutil
-import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -19,6 +20,8 @@ def main():
             "Python {}.{} is too old; carry needs {}.{} or newer; run `make PYTHON=python3.x` with one",
             *sys.version_info[:2] + OLDEST,
         )
+    if read(READY) == fingerprint():
+        return 0
     with open(os.path.join(ROOT, ".venv.lock"), "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -29,13 +32,19 @@ def main():
 
 
 def make():
+    import shutil
+    import subprocess
+
     wanted = fingerprint()
-    if read(READY) == wanted:
-        os.utime(READY)
+    if read(READY) == wanted:  # made while we waited
         return 0
     say("making .venv (a minute at most)")
+    if os.path.exists(READY):
+        os.remove(READY)
+    # started with .venv's own Python, which is about to go: the one it was made from makes the next
+    python = getattr(sys, "_base_executable", None) or sys.executable
     shutil.rmtree(VENV, ignore_errors=True)
-    if subprocess.call([sys.executable, "-m", "venv", VENV]):
+    if subprocess.call([python, "-m", "venv", VENV]):
         return fail("cannot make .venv; install this Python's venv module (on Debian: python3-venv)")
     pip = [os.path.join(VENV, "bin", "python"), "-m", "pip", "--disable-pip-version-check"]
     if subprocess.call(pip + ["install", "--quiet", "--quiet", "--editable", ROOT + "[dev]"]):

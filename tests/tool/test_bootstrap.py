@@ -20,7 +20,7 @@ def clone(tmp_path: Path) -> Path:
     return root
 
 
-def bootstrap(root: Path, *, pip: str = "raise SystemExit(0)", env: dict[str, str] | None = None):
+def bootstrap(root: Path, *, pip: str = "raise SystemExit(0)", python: str = sys.executable):
     """Run it with `-m pip` of the new environment answered by `pip`, through a sitecustomize-free stub."""
     stub = root.parent / "stub" / "pip"
     stub.mkdir(parents=True, exist_ok=True)
@@ -29,8 +29,8 @@ def bootstrap(root: Path, *, pip: str = "raise SystemExit(0)", env: dict[str, st
         f"import sys\nopen({str(root.parent / 'pip.log')!r}, 'a').write('x')\n{pip}\n"
     )
     return subprocess.run(
-        [sys.executable, "-S", str(root / "scripts" / "bootstrap.py")],
-        env={**os.environ, "PYTHONPATH": str(stub.parent), **(env or {})}, capture_output=True, text=True,
+        [python, "-S", str(root / "scripts" / "bootstrap.py")],
+        env={**os.environ, "PYTHONPATH": str(stub.parent)}, capture_output=True, text=True,
     )  # fmt: skip
 
 
@@ -58,6 +58,28 @@ def test_the_environment_is_made_once_and_again_when_the_project_changes(quick: 
     (quick / "pyproject.toml").write_text('[project]\nname = "carry"\nversion = "2"\n')
     bootstrap(quick)
     assert calls(quick) == 2
+
+
+def test_a_moved_clone_is_made_anew_by_its_own_python(quick: Path):
+    bootstrap(quick)
+    moved = quick.rename(quick.with_name("moved"))
+    own = str(moved / ".venv" / "bin" / "python")
+    done = bootstrap(moved, python=own)
+    assert (done.returncode, done.stderr) == (0, "making .venv (a minute at most)\n"), done
+    assert subprocess.run([own, "-c", ""]).returncode == 0
+    assert bootstrap(moved, python=own).stderr == "" and bootstrap(moved).stderr == "" and calls(moved) == 2
+
+
+def test_a_whole_environment_costs_next_to_nothing(quick: Path):
+    import resource
+
+    bootstrap(quick)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for _ in range(5):
+        bootstrap(quick)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = [a - b for a, b in zip(after[:2], before[:2], strict=True)]
+    assert sum(spent) / 5 < 0.1, spent
 
 
 def test_one_that_failed_or_was_killed_is_made_anew(quick: Path):

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -88,16 +89,16 @@ def test_imports_stay_lazy():
     assert not {"requests", "pypi_simple", "jsonschema", "packaging"} & set(json.loads(done.stdout))
 
 
-def make(*args: str) -> subprocess.CompletedProcess[str]:
-    env = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
-    return subprocess.run(["make", *args], cwd=ROOT, env=env, capture_output=True, text=True)
+def make(*args: str, cwd: Path = ROOT, **more: str) -> subprocess.CompletedProcess[str]:
+    env = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")} | more
+    return subprocess.run(["make", *args], cwd=cwd, env=env, capture_output=True, text=True)
 
 
 def test_make_alone_prints_every_target_with_one_line():
     targets = [
         line.partition(":")[0]
         for line in (ROOT / "Makefile").read_text().splitlines()
-        if ": $(READY) ##" in line
+        if ": ready ##" in line
     ]
     shown = make().stdout.splitlines()
     assert [line.split()[1] for line in shown] == ["help", *targets]
@@ -106,15 +107,53 @@ def test_make_alone_prints_every_target_with_one_line():
     assert {*names.split(), "doctor", "clean"} <= set(targets)
 
 
-def test_make_passes_its_variables_on():
-    said = make("--dry-run", "test-resume", "UPSTREAM=toy", "VERSION=1.0", "FAULT=x").stdout
-    assert ".venv/bin/carry test-resume --upstream 'toy' --version '1.0' --fault 'x'" in said
-    assert ".venv/bin/carry serve --port '81'" in make("--dry-run", "serve", "PORT=81").stdout
+@pytest.fixture
+def door(toy: ToyHouse) -> Path:
+    """The toy house with our Makefile, and a .venv that is this Python."""
+    shutil.copy(ROOT / "Makefile", toy.root)
+    (toy.root / "scripts").mkdir()
+    (toy.root / "scripts" / "bootstrap.py").touch()
+    (toy.root / ".venv" / "bin").mkdir(parents=True)
+    python = toy.root / ".venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return toy.root
+
+
+def test_make_passes_its_variables_on_and_none_of_the_environments(door: Path):
+    names = ("VERSION", "UPSTREAM", "FAULT", "PORT", "PYTHON")
+    env = ToyHouse(door, door.parent / "links").environment(**dict.fromkeys(names, "env"))
+    said = make("lint", cwd=door, **env)
+    assert (said.returncode, said.stdout) == (0, "lint: 0 findings\n"), said
+    said = make("lint", "UPSTREAM=toy", "VERSION=1.0", cwd=door, **env)
+    assert (said.returncode, said.stdout) == (0, "lint: 0 findings\n"), said
+    said = make("serve", "PORT=x", cwd=door, **env)
+    assert "carry: argument --port: invalid int value: 'x'" in said.stderr
+    said = make("refresh", "UPSTREAM=toy", "VERSION=1.1", cwd=door, **env)
+    assert "carry: no pin toy '1.1'" in said.stderr
+
+
+@pytest.mark.parametrize("name", ["a'b", 'a"b', "a`id`", "a b;id"])
+def test_a_quote_in_a_value_is_part_of_it(door: Path, name: str):
+    for target in ("lint", "apply"):
+        said = make(target, f"UPSTREAM={name}", "VERSION=1.0", cwd=door, CARRY_ROOT=str(door))
+        assert said.stderr.startswith(f"carry: no upstream {name!r} in patches/; there is: toy\n"), said
+
+
+def test_make_runs_the_python_asked_for_or_that_of_the_environment(door: Path):
+    (door / "scripts" / "bootstrap.py").write_text("import sys; sys.exit('bootstrap in ' + sys.executable)")
+    assert f"bootstrap in {sys.executable}\n" in make("lint", f"PYTHON={sys.executable} -X utf8", cwd=door).stderr
+    python = door / ".venv" / "bin" / "python"
+    python.write_text("#!/bin/sh\necho own >&2; exit 1\n")
+    assert make("lint", cwd=door).stderr.startswith("own\n")
+    python.unlink()
+    python.symlink_to("gone")
+    assert make("lint", cwd=door).stderr.startswith("bootstrap in ")
 
 
 def test_every_target_is_one_line_that_calls_carry():
     lines = (ROOT / "Makefile").read_text().splitlines()
     for number, line in enumerate(lines):
-        if ": $(READY) ##" in line:
+        if ": ready ##" in line:
             assert lines[number + 1].startswith("\t@$(CARRY) "), line
             assert lines[number + 2] == "", line
