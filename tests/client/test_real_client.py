@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -34,7 +35,7 @@ from carry.wheels import wheel_name
 from uv import find_uv_bin
 
 VERSION = "0.19.8"
-TORCH = "2.13.0"
+TORCH = re.search(r"^torch==(\S+)", (find_house().stacks / "deepspeed-torch213.txt").read_text(), re.M).group(1)
 FAULTS = {"zero3-module-only", "zero3-tag-ignored", "stage0-stale-masters", "fresh-optimizer-no-files"}
 # The line that README.md gives to users, plus what this test wants to know besides.
 ASK = """
