@@ -24,7 +24,7 @@ class Check(NamedTuple):
 
 def examine(house: House) -> list[Check]:
     """Every check, in the order in which a build would meet them. Starts git, pip and nothing else."""
-    return [_python(), _git(house), _uv(), _pip(), _disk(house)]
+    return [_python(), _git(house), _uv(), _pip(), _stacks(house), _disk(house)]
 
 
 def _python() -> Check:
@@ -68,6 +68,17 @@ def _pip() -> Check:
     return Check(
         "pip", bool(places), "looks in " + ", ".join(places) if places else "has no index; set index-url"
     )
+
+
+def _stacks(house: House) -> Check:
+    from carry.envs import python_misfit, stack_names
+
+    names = stack_names(house)
+    try:
+        wrong = [line for name in names if (line := python_misfit(house.stacks / f"{name}.txt"))]
+    except CarryError as error:
+        return Check("stacks", False, str(error))
+    return Check("stacks", not wrong, "; ".join(wrong) or f"this Python will do for {', '.join(names) or 'none'}")
 
 
 def _disk(house: House) -> Check:

@@ -44,12 +44,37 @@ class Env:
     torch: str
 
 
+def stack_names(house: House) -> list[str]:
+    return sorted(p.name[:-4] for p in house.stacks.glob("*.txt") if not p.name.endswith(".cuda.txt"))
+
+
+def python_misfit(lock: Path) -> str | None:
+    """What is wrong with this Python for the stack of `lock`, by its first line `# python: >=3.10,<3.13`.
+
+    None where it will do, or where the lock has no such line. Raises UserError where that line says nothing.
+    """
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    with open(lock, encoding="utf-8") as handle:
+        marker = re.match(r"# python: *(\S.*)", handle.readline())
+    if not marker:
+        return None
+    try:
+        wanted = SpecifierSet(marker[1].strip())
+    except InvalidSpecifier:
+        raise UserError(f"ci/stacks/{lock.name}:1: {marker[1]!r} is no range; write it as >=3.10,<3.13") from None
+    seen = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    if wanted.contains(seen):
+        return None
+    newest = next((f"3.{minor}" for minor in range(30, 9, -1) if wanted.contains(f"3.{minor}")), "3.x")
+    return f"stack {lock.stem} needs Python {marker[1].strip()} and this is {seen}; run `make PYTHON=python{newest} …`"
+
+
 def load_stack(house: House, name: str) -> Stack:
     """The stack called `name` in ci/stacks. Raises UserError, naming those there are."""
     lock = house.stacks / f"{name}.txt"
     if not lock.is_file():
-        known = sorted(p.name[:-4] for p in house.stacks.glob("*.txt") if not p.name.endswith(".cuda.txt"))
-        raise UserError(f"no stack {name!r} in ci/stacks/; there is: {', '.join(known) or 'none'}")
+        raise UserError(f"no stack {name!r} in ci/stacks/; there is: {', '.join(stack_names(house)) or 'none'}")
     cuda = lock.with_suffix(".cuda.txt")
     digest = hashlib.sha256(lock.read_bytes() + (cuda.read_bytes() if cuda.exists() else b""))
     return Stack(name, lock, cuda, digest.hexdigest())
@@ -58,9 +83,12 @@ def load_stack(house: House, name: str) -> Stack:
 def install_stack(house: House, name: str) -> Env:
     """The stack's environment, made where it is not there yet; one made from another lock is removed.
 
-    Raises CouldNotRun where the index cannot be reached or has no build for this Python.
+    Raises CouldNotRun where the index cannot be reached or the stack is not for this Python.
     """
     stack = load_stack(house, name)
+    misfit = python_misfit(stack.lock)
+    if misfit:
+        raise CouldNotRun(misfit)
     folder = house.build / "envs" / name
     python = folder / "bin" / "python"
     ready = folder / "ready"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from carry import envs
+from carry import doctor, envs
 from carry.errors import UserError
 from carry.index import write_index
 from carry.paths import House
@@ -26,6 +28,35 @@ def test_every_locked_package_is_exact_and_hashed_and_no_index_is_named(lock):
         assert re.match(r"[a-z0-9-]+==[\w.+]+ ", block), block
         assert "--hash=sha256:" in block, block
     assert "://" not in text and "--index" not in text
+
+
+@pytest.mark.parametrize("lock", [p for p in LOCKS if not p.name.endswith(".cuda.txt")], ids=lambda path: path.name)
+def test_every_lock_says_for_which_pythons_it_is(lock):
+    assert re.match(r"# python: >=3\.\d+,<3\.\d+\n", lock.read_text())
+
+
+@pytest.mark.parametrize(("minor", "fits"), [(9, False), (10, True), (12, True), (13, False), (14, False)])
+def test_a_stack_that_is_not_for_this_python_is_one_line_and_installs_nothing(tmp_path, monkeypatch, minor, fits):
+    house = House(tmp_path)
+    house.stacks.mkdir(parents=True)
+    (house.stacks / "s.txt").write_text("# python: >=3.10,<3.13\ntorch==1.0 --hash=sha256:00\n")
+    fake = SimpleNamespace(version_info=(3, minor, 1), base_prefix=sys.base_prefix, executable=sys.executable)
+    monkeypatch.setattr(envs, "sys", fake)
+    monkeypatch.setattr(envs, "run_uv", lambda *args: pytest.fail("uv was run") if not fits else 1 / 0)
+    monkeypatch.setattr(envs, "pip_places", dict)
+    said = f"stack s needs Python >=3.10,<3.13 and this is 3.{minor}; run `make PYTHON=python3.12 …`"
+    with pytest.raises(ZeroDivisionError if fits else envs.CouldNotRun, match=None if fits else re.escape(said)):
+        envs.install_stack(house, "s")
+    check = doctor._stacks(house)
+    assert (check.name, check.ok, check.seen) == ("stacks", fits, "this Python will do for s" if fits else said)
+
+
+def test_a_range_that_is_none_is_an_error(tmp_path):
+    (tmp_path / "s.txt").write_text("# python: 3.10 or so\n")
+    with pytest.raises(UserError, match=r"ci/stacks/s.txt:1: '3.10 or so' is no range; write it as"):
+        envs.python_misfit(tmp_path / "s.txt")
+    (tmp_path / "s.txt").write_text("torch==1.0\n")
+    assert envs.python_misfit(tmp_path / "s.txt") is None
 
 
 def test_an_unknown_stack_names_those_there_are(tmp_path):
@@ -70,8 +101,6 @@ def house(tmp_path):
 
 
 def env():
-    import sys
-
     return envs.Env(envs.Stack("s", Path("s.txt"), Path("s.cuda.txt"), "0" * 64), Path(sys.executable), "3", "2")
 
 
