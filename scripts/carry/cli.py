@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from carry.errors import CarryError, CouldNotRun, UserError
@@ -16,6 +19,20 @@ from carry.paths import House, find_house
 from carry.progress import say
 
 _FULL_DISK = ("ENOSPC", "EDQUOT", "EFBIG")
+_NO_RIGHT = ("EACCES", "EPERM", "EROFS")
+_IN_THE_WAY = ("ENOTDIR", "EEXIST", "EISDIR")  # of build/ and dist/ only: elsewhere that is our bug
+
+
+class _Ended(KeyboardInterrupt):
+    """SIGTERM or SIGHUP, which end a run as ^C does: scratch removed, children ended."""
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.number = number
+
+
+def _end(number: int, frame: object) -> None:
+    raise _Ended(number)
 
 
 class Command(NamedTuple):
@@ -87,7 +104,11 @@ def _test(house: House, args: argparse.Namespace) -> int:
     from carry import report
 
     everything = ["lint", "test-tool", "prove", "index", "test-client"]
-    codes = {name: main([name]) for name in everything}
+    codes = {}
+    for name in everything:
+        codes[name] = main([name])
+        if codes[name] > 128:  # interrupted, and so are we
+            return codes[name]
     print("\n" + "\n".join(f"{'ok    ' if not code else 'FAILED'}  {name}" for name, code in codes.items()))
     documents = report.proven_here(house)
     if documents:
@@ -237,28 +258,61 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; every failure is one line on stderr and the exit code of its error."""
     try:
-        return run(parser().parse_args(argv))
+        with _signals():
+            return run(parser().parse_args(argv))
     except CarryError as error:
         if str(error):
             say(f"carry: {error}")
         return error.exit_code
-    except KeyboardInterrupt:
-        say("carry: interrupted; run the same command again to carry on")
-        return 130
+    except KeyboardInterrupt as error:
+        with contextlib.suppress(OSError):  # after SIGHUP there may be no terminal
+            say("carry: interrupted; run the same command again to carry on")
+        return 128 + getattr(error, "number", signal.SIGINT)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
         import errno
 
-        if errno.errorcode.get(error.errno or 0) in _FULL_DISK:
-            path = error.filename2 or error.filename  # of a copy, the second is the one written
+        code = errno.errorcode.get(error.errno or 0)
+        path = error.filename2 or error.filename  # of a copy, the second is the one written
+        if code in _NO_RIGHT + _IN_THE_WAY and (shown := _shown(path, ours=code in _IN_THE_WAY)):
+            say(f"carry: {shown}: {(error.strerror or '').lower()}; move it away or make it yours, and run again")
+            return CouldNotRun.exit_code
+        if code in _FULL_DISK:
             where = f" at {path}" if path else ""
             say(f"carry: no space left{where}; free some and run the same command again")
             return CouldNotRun.exit_code
         return _bug(error)
     except Exception as error:
         return _bug(error)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise here, where nobody handles or (as nohup does) ignores them already."""
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            with contextlib.suppress(ValueError):  # not the main thread
+                before[number] = signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _shown(path: object, ours: bool) -> str | None:
+    """`path` as a person types it; None where there is none, or (`ours`) where it is not build/ or dist/."""
+    if not isinstance(path, (str, Path)):
+        return None
+    with contextlib.suppress(CarryError):
+        house = find_house()
+        absolute = Path(path).absolute()
+        if not ours or absolute.is_relative_to(house.build) or absolute.is_relative_to(house.dist):
+            return house.relative(absolute)
+    return None
 
 
 def run(args: argparse.Namespace) -> int:

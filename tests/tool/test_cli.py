@@ -1,8 +1,11 @@
+import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -55,6 +58,51 @@ def test_a_bug_is_one_line_and_a_log(toy: ToyHouse, monkeypatch, capsys):
         == f"carry: bug in carry: ZeroDivisionError: by nought; please report it with build/logs/{log.name}\n"
     )
     assert "Traceback" in log.read_text() and "in breaks" in log.read_text()
+
+
+@pytest.mark.parametrize("name", ["build", "build/trees", "build/cache", "dist"])
+def test_a_file_in_the_way_is_one_line(builder: ToyHouse, name: str):
+    folder = builder.root / name
+    if name == "build/cache":
+        shutil.rmtree(folder)
+    folder.parent.mkdir(exist_ok=True)
+    if folder.is_dir():
+        shutil.rmtree(folder)
+    folder.write_text("mine")
+    command = ("apply", "toy", "1.0") if name != "dist" else ("build-wheels",)
+    said = builder.run(*command, check=13).stderr.splitlines()[-1]
+    assert said.startswith(f"carry: {name}") and said.endswith("; move it away or make it yours, and run again"), said
+    assert folder.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("number", "path", "code"),
+    [
+        (errno.EACCES, "build/x", 13), (errno.EPERM, "dist/x", 13), (errno.EROFS, "patches/x", 13),
+        (errno.EISDIR, "dist/x", 13), (errno.EISDIR, "patches/x", 3), (errno.EACCES, None, 3),
+    ],
+)  # fmt: skip
+def test_a_folder_that_is_not_ours_is_one_line(toy: ToyHouse, monkeypatch, capsys, number, path, code):
+    def breaks(house, args):
+        raise OSError(number, os.strerror(number), path and str(house.root / path))
+
+    monkeypatch.setenv("CARRY_ROOT", str(toy.root))
+    monkeypatch.setitem(COMMANDS, "doctor", COMMANDS["doctor"]._replace(run=breaks))
+    assert main(["doctor"]) == code
+    said = capsys.readouterr().err
+    assert said.startswith(f"carry: {path}: " if code == 13 else "carry: bug in carry: ") and said.count("\n") == 1
+
+
+def test_the_parts_after_an_interrupted_one_do_not_run(toy: ToyHouse, monkeypatch):
+    def ended(house, args):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    monkeypatch.setenv("CARRY_ROOT", str(toy.root))
+    for name, run in (("lint", ended), ("test-tool", lambda house, args: pytest.fail("was run"))):
+        monkeypatch.setitem(COMMANDS, name, COMMANDS[name]._replace(run=run))
+    assert main(["test"]) == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_outside_of_a_repository(tmp_path: Path, monkeypatch):

@@ -62,12 +62,13 @@ def test_a_build_killed_while_setuptools_runs(builder: ToyHouse):
     assert_carries_on(builder)
 
 
-def test_control_c_is_130_and_cleans_up(builder: ToyHouse):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_128_and_its_number_and_cleans_up(builder: ToyHouse, number: int):
     running = builder.start("build-wheels")
     wait_for(lambda: list((builder.root / "build" / "cache" / "wheels").glob(".build-*")), running)
-    running.send_signal(signal.SIGINT)
+    running.send_signal(number)
     _, said = running.communicate(timeout=60)
-    assert running.returncode == 130
+    assert running.returncode == 128 + number
     assert said.splitlines()[-1] == "carry: interrupted; run the same command again to carry on"
     assert scratch(builder) == []
     assert_carries_on(builder)
