@@ -59,7 +59,7 @@ record: ready ## keep the proofs of this machine in patches/, and the README's t
 doctor: ready ## look at what this machine has and lacks
 	@$(CARRY) doctor
 
-clean: ready ## remove build/ and dist/, unless a work tree holds unexported work
+clean: ready ## remove build/ and dist/, but not dist/simple/, unless a work tree holds unexported work
 	@$(CARRY) clean
 
 # Cheap where .venv is right. Without PYTHON= it stays on the Python that it was made with.

@@ -215,7 +215,8 @@ def _doctor(house: House, args: argparse.Namespace) -> int:
 def _clean(house: House, args: argparse.Namespace) -> int:
     from carry.clean import clean
 
-    clean(house)
+    for name in clean(house):
+        print(f"kept  {name}, the published index; remove it by hand where nobody installs from it any more")
     return 0
 
 
@@ -235,7 +236,10 @@ COMMANDS: dict[str, Command] = {
     "record": Command("keep this machine's proofs in patches/ and in the README's table", _record, _pins, writes=True),
     "doctor": Command("look at what this machine has and lacks", _doctor, _nothing),
     "clean": Command(
-        "remove build/ and dist/, unless a work tree holds unexported work", _clean, _nothing, writes=True
+        "remove build/ and dist/, but not dist/simple/, unless a work tree holds unexported work",
+        _clean,
+        _nothing,
+        writes=True,
     ),
 }
 
