@@ -1,10 +1,11 @@
-"""What a stack holds besides its lock: Python sources out of wheels that cannot be installed whole."""
+"""What a stack holds besides its lock: Python sources out of archives that cannot be installed as they are."""
 
 from __future__ import annotations
 
+import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -17,15 +18,16 @@ from carry.sources import file_sha256
 
 @dataclass(frozen=True)
 class Sources:
-    """The .py files of `package` in the wheel `file` of `project`, and nothing compiled."""
+    """The .py files of `package` (a folder or a module) below `inside` of the archive `file`; nothing compiled."""
 
     project: str
     file: str
     sha256: str
     package: str
+    inside: str = ""
 
 
-_SHAPE = {key: (str, True) for key in ("project", "file", "sha256", "package")}
+_SHAPE = {key: (str, True) for key in ("project", "file", "sha256", "package")} | {"inside": (str, False)}
 
 
 def load_extras(house: House, path: Path) -> tuple[Sources, ...]:
@@ -44,22 +46,38 @@ def load_extras(house: House, path: Path) -> tuple[Sources, ...]:
 def unpack_extras(house: House, extras: Iterable[Sources], dest: Path) -> None:
     """Put each one's sources into `dest`, the site-packages of an environment.
 
-    Raises UserError where a wheel is not the one listed, CouldNotRun where it cannot be fetched.
+    Raises UserError where an archive is not the one listed, CouldNotRun where it cannot be fetched.
     """
     for extra in extras:
         with tempfile.TemporaryDirectory(prefix="carry-extra-") as scratch:
-            wheel = Path(scratch) / extra.file
-            origin = download(extra.project, extra.file, wheel)
-            found = file_sha256(wheel)
+            path = Path(scratch) / extra.file
+            origin = download(extra.project, extra.file, path)
+            found = file_sha256(path)
             if found != extra.sha256:
                 raise UserError(f"{extra.file} from {origin} has sha256 {found}, not {extra.sha256} as ci/stacks says")
-            with zipfile.ZipFile(wheel) as archive:
-                names = [name for name in archive.namelist() if _is_source(name, extra.package)]
-                if not names:
-                    raise UserError(f"{extra.file} holds no .py file of {extra.package}; correct ci/stacks")
-                archive.extractall(dest, names)
+            sources = list(_sources(path, extra))
+            if not sources:
+                raise UserError(f"{extra.file} holds no .py file of {extra.package}; correct ci/stacks")
+            for name, content in sources:
+                (dest / name).parent.mkdir(parents=True, exist_ok=True)
+                (dest / name).write_bytes(content)
 
 
-def _is_source(name: str, package: str) -> bool:
-    parts = PurePosixPath(name).parts
-    return name.endswith(".py") and parts[0] == package and ".." not in parts
+def _sources(path: Path, extra: Sources) -> Iterator[tuple[PurePosixPath, bytes]]:
+    if path.name.endswith((".whl", ".zip")):
+        with zipfile.ZipFile(path) as archive:
+            yield from _chosen(archive.namelist(), extra, archive.read)
+    else:
+        with tarfile.open(path) as archive:
+            files = [member.name for member in archive if member.isfile()]
+            yield from _chosen(files, extra, lambda name: archive.extractfile(name).read())
+
+
+def _chosen(names: Iterable[str], extra: Sources, read: Callable[[str], bytes]):
+    inside = PurePosixPath(extra.inside)
+    for name in names:
+        path = PurePosixPath(name)
+        if name.endswith(".py") and ".." not in path.parts and path.is_relative_to(inside):
+            inner = path.relative_to(inside)
+            if inner.parts[0] == extra.package:
+                yield inner, read(name)

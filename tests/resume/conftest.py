@@ -18,7 +18,7 @@ import pytest
 from resume import symptoms, wheel
 from resume.ranks import Ranks
 
-SETUP = {"deepspeed": "resume.deepspeed.compat:setup"}
+SETUP = {"deepspeed": "resume.deepspeed.compat:setup", "nemo": "resume.nemo.compat:setup"}
 
 
 def pytest_addoption(parser):

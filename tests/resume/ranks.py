@@ -38,10 +38,13 @@ def _resolve(target: str):
 
 
 def _is_upstream(frames, packages) -> bool:
-    """Whether the innermost frame that is neither torch's nor the standard library's lies in one of ``packages``."""
+    """Whether the innermost frame that is neither torch's nor the standard library's lies in one of ``packages``.
+
+    ``typing_extensions`` wraps functions of torch's and counts as torch.
+    """
     for file, _, _ in reversed(frames):
         parts = file.split("/")
-        if "torch" in parts or (file.startswith(_STDLIB) and "site-packages" not in parts) or file.startswith("<"):
+        if "torch" in parts or parts[-1] == "typing_extensions.py" or (file.startswith(_STDLIB) and "site-packages" not in parts) or file.startswith("<"):
             continue
         return any(package in parts for package in packages) and "tests" not in parts
     return False

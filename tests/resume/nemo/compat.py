@@ -88,7 +88,8 @@ def _without_tensorstore() -> None:
         strategies.tensorstore = sys.modules[name] = types.ModuleType(name)
 
 
-def _on_cpu() -> None:
+def on_cpu() -> None:
+    """Put the stand-ins in place."""
     from resume.standin import apex_kernels, cuda_calls
 
     apex_kernels.install()
@@ -128,7 +129,7 @@ def setup(rank: int, world: int) -> None:
     import_parts()
     _without_transformer_engine()
     if not cuda:
-        _on_cpu()
+        on_cpu()
     _without_tensorstore()
     from apex.contrib.optimizers.distributed_fused_adam import DistributedFusedAdam
 

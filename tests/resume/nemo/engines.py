@@ -1,7 +1,6 @@
 """Build a model and its optimizer from a ``Cell``, train, save, load, and take ``Snapshot``s of them."""
 from __future__ import annotations
 
-import contextlib
 import itertools
 from dataclasses import dataclass, field
 
@@ -22,7 +21,7 @@ class Cell:
     distributed (MegatronDistributedFusedAdam).  ``masters``: where the latter keeps fp32 masters: "params", or
     "remainders" of the bf16 weights.  ``ep``: expert parallel size.  ``groups``: 2 or 3 param groups (with expert
     parallelism experts are the third).  ``hyper``: which of HYPER the optimizer is built with.
-    ``order``: the order of the param groups.
+    ``order``: the order of the param groups.  ``decays``: whether the target's groups decay weights, all of them.
     """
 
     model: str = "moe"
@@ -33,6 +32,7 @@ class Cell:
     groups: int = 2
     hyper: str = "source"
     order: tuple[int, ...] | None = None
+    decays: bool = False
 
     @property
     def id(self) -> str:
@@ -67,7 +67,10 @@ def build(cell: Cell, seed: int) -> Engine:
     hyper = dict(HYPER[cell.hyper])
     if cell.hyper == "target":  # not one value of the source's, in any group
         for i, group in enumerate(groups):
-            group.update(lr=hyper["lr"] + i, weight_decay=0.0 if group.get("weight_decay") == 0.0 else 0.7 + i)
+            plain = group.get("weight_decay") == 0.0
+            group.update(lr=hyper["lr"] + i, weight_decay=0.01 if plain and cell.decays else 0.7 + i)
+            if plain and not cell.decays:
+                group["weight_decay"] = 0.0
     else:
         for i, group in enumerate(groups):
             group["lr"] = hyper["lr"] / (1 + i if group.get("weight_decay") == 0.0 or "lr_mult" in group else 1)
@@ -88,8 +91,11 @@ def build(cell: Cell, seed: int) -> Engine:
     return Engine(cell, model, optimizer, params, order)
 
 
-def train(engine: Engine, start: int, steps: int) -> list[float]:
-    """Train on steps ``start`` .. ``start + steps - 1``; this rank's losses."""
+def train(engine: Engine, start: int, steps: int, rounded: bool = False) -> list[float]:
+    """Train on steps ``start`` .. ``start + steps - 1``; this rank's losses.
+
+    ``rounded``: a fused run whose weights are its masters rounded half up, as param remainders have them.
+    """
     rank = torch.distributed.get_rank()
     losses = []
     for step in range(start, start + steps):
@@ -99,6 +105,8 @@ def train(engine: Engine, start: int, steps: int) -> list[float]:
         if engine.cell.optimizer == "fused":
             _reduce_main_grads(engine)
         engine.optimizer.step()
+        if rounded:
+            round_half_up(engine)
         losses.append(loss.item())
     return losses
 
@@ -116,6 +124,13 @@ def _reduce_main_grads(engine: Engine) -> None:
 
 def _fused_masters(engine: Engine) -> dict[str, torch.Tensor]:
     return dict(zip(engine.order, itertools.chain(*engine.optimizer.fp32_from_float16_groups)))
+
+
+def round_half_up(engine: Engine) -> None:
+    """Set a fused run's weights to its masters rounded half up."""
+    with torch.no_grad():
+        for name, master in _fused_masters(engine).items():
+            engine.params[name].copy_(half_up(master))
 
 
 def _own(tensor):
@@ -154,29 +169,46 @@ def snapshot(engine: Engine) -> Snapshot:
     return Snapshot(weights=weights, masters=masters, moments=moments, step=step, groups=groups)
 
 
-def plant_ties(engine: Engine) -> int:
-    """Set masters of a fused run to halfway between two bf16 values, and its weights as its step would.
+def plant_ties(engine: Engine) -> None:
+    """Put every fourth master halfway between two bf16 values; weights are those masters, half to even.
 
-    Every fourth element; half of them round to even downwards, half upwards.  Returns how many.
+    Both directions of rounding occur, since the lower of the two is odd or even by chance.
     """
-    planted = 0
+    state = engine.optimizer.state_dict()
+    if engine.cell.optimizer == "fused":
+        masters = _fused_masters(engine)
+    else:
+        ids = itertools.chain(*(g["params"] for g in state["param_groups"]))
+        masters = {name: state["state"][i]["param"] for i, name in zip(ids, engine.order)}
     with torch.no_grad():
-        for name, master in _fused_masters(engine).items():
+        for name, master in masters.items():
             flat = master.view(-1)
-            bits = (flat[::4].view(torch.int32) & -65536) | 0x8000
-            flat[::4] = bits.view(torch.float32)
-            planted += bits.numel()
+            flat[::4] = ((flat[::4].contiguous().view(torch.int32) & -65536) | 0x8000).view(torch.float32)
             engine.params[name].copy_(master)
-    return planted
+    if engine.cell.optimizer == "distributed":
+        engine.optimizer.load_state_dict(state)
 
 
-@contextlib.contextmanager
-def unchanged(value):
-    """Raise ValueError where the block changes the tree of dicts, lists and tensors ``value``."""
-    before = freeze(value)
-    yield
-    if freeze(value) != before:
-        raise ValueError("the state dict was changed")
+def half_up(master: torch.Tensor) -> torch.Tensor:
+    """bf16 as param remainders have it: rounded half up."""
+    return ((master.view(torch.int32) + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16)
+
+
+def assume(engine: Engine, saved: Snapshot) -> None:
+    """Set a fused engine to what a snapshot holds, without any code for checkpoints."""
+    optimizer, masters = engine.optimizer, _fused_masters(engine)
+    names = iter(engine.order)
+    with torch.no_grad():
+        for name, master in masters.items():
+            engine.params[name].copy_(saved.weights[name])
+            master.copy_(saved.masters[name])
+            optimizer.state[master] = {k: saved.moments[f"{name}.{k}"].to(master.device, copy=True)
+                                       for k in ("exp_avg", "exp_avg_sq")}
+    for group in optimizer.param_groups:
+        name = list(itertools.islice(names, len(group["params"])))[0]
+        group["step"] = saved.step["step"]
+        for key in HYPER["source"]:
+            group[key] = saved.groups[f"{name}.{key}"]
 
 
 def freeze(value):
