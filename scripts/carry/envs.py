@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from carry.errors import CouldNotRun, UserError
 from carry.extras import load_extras, unpack_extras
 from carry.paths import House
 from carry.progress import say
+from carry.sources import file_sha256
 
 
 @dataclass(frozen=True)
@@ -118,13 +120,30 @@ def site(house: House, env: Env, wheel: str, sha256: str) -> Path:
 
 
 def _install(house: House, python: Path, lock: Path, env: dict[str, str]) -> None:
-    run_uv(
-        ["pip", "install", "--quiet", "--no-config", "--python", str(python), "--require-hashes", "--no-deps",
-         "--only-binary=:all:", "-r", str(lock)],
-        env,
-        f"installing {lock.name}",
-        house,
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="carry-lock-") as scratch:
+        wanted = Path(scratch) / lock.name
+        wanted.write_text(with_local_builds(lock.read_text(), env.get("UV_FIND_LINKS", "").split(",")))
+        run_uv(
+            ["pip", "install", "--quiet", "--no-config", "--python", str(python), "--require-hashes", "--no-deps",
+             "--only-binary=:all:", "-r", str(wanted)],
+            env,
+            f"installing {lock.name}",
+            house,
+        )  # fmt: skip
+
+
+def with_local_builds(lock: str, folders: Iterable[str]) -> str:
+    """`lock` with name==version+local where a folder has that build and its hash is among those of name==version.
+
+    uv prefers the local build, and knows the hashes of the version without it only.
+    """
+    for folder in filter(None, folders):
+        for wheel in sorted(Path(folder.removeprefix("file://")).glob("*+*.whl")):
+            name, version = wheel.name.split("-")[:2]
+            start = f"{name}=={version.partition('+')[0]} "
+            if re.search(rf"^{re.escape(start)}", lock, re.MULTILINE) and file_sha256(wheel) in lock:
+                lock = re.sub(rf"^{re.escape(start)}", f"{name}=={version} ", lock, flags=re.MULTILINE)
+    return lock
 
 
 def _uv_env() -> dict[str, str]:
