@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from carry.errors import CarryError, CouldNotRun
+from carry.errors import CarryError, CouldNotRun, UserError
 from carry.lock import locked
 from carry.paths import House, find_house
 from carry.progress import say
@@ -141,12 +141,27 @@ def _index(house: House, args: argparse.Namespace) -> int:
 def _serve(house: House, args: argparse.Namespace) -> int:
     from carry.server import serve
 
-    serve(house.simple, args.port, say)
+    try:
+        serve(house.simple, args.port, say)
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
 def _port(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=8080, metavar="PORT", help="0 takes a free one")
+
+
+def _bench(house: House, args: argparse.Namespace) -> int:
+    from carry.bench import bench
+    from carry.measure import table
+
+    print(table(bench(house, args.rounds)))
+    return 0
+
+
+def _rounds(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="slow ones take 3 at most")
 
 
 def _record(house: House, args: argparse.Namespace) -> int:
@@ -180,28 +195,19 @@ def _clean(house: House, args: argparse.Namespace) -> int:
 
 
 COMMANDS: dict[str, Command] = {
-    "build-wheels": Command(
-        "build patched and pristine wheels of every pin", _build_wheels, _pins, writes=True
-    ),
+    "build-wheels": Command("build patched and pristine wheels of every pin", _build_wheels, _pins, writes=True),
     "apply": Command("lay a pin's work tree, one commit per patch, to edit", _apply, _one_pin, writes=True),
     "refresh": Command("export a pin's work tree to its patch files", _refresh, _one_pin, writes=True),
     "lint": Command("check every series against the rules", _lint, _pins, writes=True),
-    "test": Command(
-        "lint, test the tool, prove every pin, publish, and install as a user would", _test, _nothing
-    ),
+    "test": Command("lint, test the tool, prove every pin, publish, and install as a user would", _test, _nothing),
     "test-tool": Command("run the tests of the tool itself", _test_tool, _nothing),
-    "test-resume": Command(
-        "run the regression tests of pins, or of one fault, on both flavours", _prove, _fault
-    ),
-    "test-client": Command(
-        "install from the published index with pip and uv, as a user would", _test_client, _nothing
-    ),
+    "test-resume": Command("run the regression tests of pins, or of one fault, on both flavours", _prove, _fault),
+    "test-client": Command("install from the published index with pip and uv, as a user would", _test_client, _nothing),
     "prove": Command("run the regression tests on both flavours and write dist/proofs/", _prove, _pins),
     "index": Command("publish proven wheels to dist/simple/", _index, _pins, writes=True),
     "serve": Command("serve dist/simple/ on loopback", _serve, _port),
-    "record": Command(
-        "keep this machine's proofs in patches/ and in the README's table", _record, _pins, writes=True
-    ),
+    "bench": Command("measure what the tool costs, as ratios", _bench, _rounds),
+    "record": Command("keep this machine's proofs in patches/ and in the README's table", _record, _pins, writes=True),
     "doctor": Command("look at what this machine has and lacks", _doctor, _nothing),
     "clean": Command(
         "remove build/ and dist/, unless a work tree holds unexported work", _clean, _nothing, writes=True
@@ -209,8 +215,15 @@ COMMANDS: dict[str, Command] = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """argparse, with a wrong argument as an error like any other: one line, exit 1."""
+
+    def error(self, message: str):
+        raise UserError(f"{message}; see `{self.prog} --help`")
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="carry", description=sys.modules["carry"].__doc__)
+    top = _Parser(prog="carry", description=sys.modules["carry"].__doc__)
     subs = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         command.arguments(subs.add_parser(name, help=command.help, description=command.help))
@@ -219,9 +232,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; every failure is one line on stderr and the exit code of its error."""
-    args = parser().parse_args(argv)
     try:
-        return run(args)
+        return run(parser().parse_args(argv))
     except CarryError as error:
         if str(error):
             say(f"carry: {error}")
@@ -236,7 +248,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         import errno
 
         if errno.errorcode.get(error.errno or 0) in _FULL_DISK:
-            where = f" at {error.filename}" if error.filename else ""
+            path = error.filename2 or error.filename  # of a copy, the second is the one written
+            where = f" at {path}" if path else ""
             say(f"carry: no space left{where}; free some and run the same command again")
             return CouldNotRun.exit_code
         return _bug(error)

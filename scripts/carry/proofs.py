@@ -46,7 +46,7 @@ def prove(house: House, pins: Iterable[Pin], wheels: Iterable[Wheel], fault: str
     `fault` narrows the run to one fault's tests; nothing is written then.
     Raises UserError for a pin without patches or a fault that no series has, and as `install_stack` and `site`.
     """
-    built = {(wheel.pin, wheel.flavour): wheel for wheel in wheels}
+    built = {(str(wheel.pin), wheel.flavour): wheel for wheel in wheels}
     chosen = [(pin, series) for pin in pins if (series := load_series(pin))]
     if fault:
         known = sorted({patch.fault for _, series in chosen for patch in series})
@@ -59,7 +59,7 @@ def prove(house: House, pins: Iterable[Pin], wheels: Iterable[Wheel], fault: str
     for pin, series in chosen:
         for name in pin.stacks:
             env = install_stack(house, name)
-            document = _prove(house, pin, series, env, {f: built[pin, f] for f in FLAVOURS}, fault)
+            document = _prove(house, pin, series, env, {f: built[str(pin), f] for f in FLAVOURS}, fault)
             results.append(Result(pin, document, None if fault else _write(house, document)))
     return results
 

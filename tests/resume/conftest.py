@@ -7,6 +7,7 @@ all, is an error); on a wheel that fixes it the test must pass.
 ``--carry-faults``: the faults of the series under test; tests of other faults are deselected.
 ``--carry-report``: where to write what happened, as JSON.
 """
+
 from __future__ import annotations
 
 import json
@@ -58,8 +59,13 @@ def pytest_collection_modifyitems(config, items):
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem):
     mark = pyfuncitem.get_closest_marker("fault")
-    record = {"fault": mark.args[0] if mark else None, "outcome": "green", "symptom": None, "message": None,
-              "as_expected": True}
+    record = {
+        "fault": mark.args[0] if mark else None,
+        "outcome": "green",
+        "symptom": None,
+        "message": None,
+        "as_expected": True,
+    }
     installed = wheel.installed(pyfuncitem.config.getoption("--carry-upstream"))
     expect_red = mark is not None and mark.args[0] not in installed.faults
     if mark is not None:
@@ -77,8 +83,11 @@ def pytest_pyfunc_call(pyfuncitem):
             return True
         if expect_red:
             record["as_expected"] = False
-            pytest.fail(f"{mark.args[0]} did not show on a wheel that does not fix it: declared symptom is "
-                        f"{record['declared']}, and the test passed", pytrace=False)
+            pytest.fail(
+                f"{mark.args[0]} did not show on a wheel that does not fix it: declared symptom is "
+                f"{record['declared']}, and the test passed",
+                pytrace=False,
+            )
         return result
     finally:
         record["duration_s"] = round(time.monotonic() - started, 3)
@@ -97,8 +106,13 @@ def pytest_runtest_logreport(report):
         pytest_runtest_logreport.outcomes[report.nodeid] = record
     elif report.failed:  # a fixture or a worker failed: an error, never a red
         pytest_runtest_logreport.outcomes[report.nodeid] = {
-            "fault": None, "outcome": "error", "symptom": report.when, "message": report.longreprtext[-500:],
-            "as_expected": False, "duration_s": round(report.duration, 3)}
+            "fault": None,
+            "outcome": "error",
+            "symptom": report.when,
+            "message": report.longreprtext[-500:],
+            "as_expected": False,
+            "duration_s": round(report.duration, 3),
+        }
 
 
 def pytest_sessionstart(session):

@@ -19,6 +19,7 @@ client     the client state that the load returned
 Everything is compared exactly: both sides run the same arithmetic on the same
 machine.  A tolerance must be asked for and is absolute.
 """
+
 from __future__ import annotations
 
 import math
@@ -101,7 +102,7 @@ def _compare(expected: Any, actual: Any, tolerance: float) -> tuple[str, float] 
     if isinstance(expected, (list, tuple)) and isinstance(actual, (list, tuple)):
         if len(expected) != len(actual):
             return f"expected {len(expected)} items, found {len(actual)}", math.nan
-        for i, (one, other) in enumerate(zip(expected, actual)):
+        for i, (one, other) in enumerate(zip(expected, actual, strict=True)):
             found = _compare(one, other, tolerance)
             if found:
                 return f"[{i}] {found[0]}", found[1]
@@ -139,8 +140,14 @@ def differences(expected: Snapshot, actual: Snapshot, only=None, tolerance: floa
     return found
 
 
-def check(expected: list[Snapshot], actual: list[Snapshot], only=None, tolerance: float = 0.0,
-          as_symptom: dict[str, type] | None = None, what: str = "") -> None:
+def check(
+    expected: list[Snapshot],
+    actual: list[Snapshot],
+    only=None,
+    tolerance: float = 0.0,
+    as_symptom: dict[str, type] | None = None,
+    what: str = "",
+) -> None:
     """Raise the symptom of the first difference on any rank.
 
     ``expected`` and ``actual``: one snapshot a rank.  ``as_symptom`` overrides the symptom of a field
@@ -150,8 +157,11 @@ def check(expected: list[Snapshot], actual: list[Snapshot], only=None, tolerance
         raise ValueError(f"{len(expected)} ranks expected, {len(actual)} found")
     kinds = {**KINDS, **(as_symptom or {})}
     order = list(KINDS)
-    found = [(order.index(d.kind), rank, d) for rank, (one, other) in enumerate(zip(expected, actual))
-             for d in differences(one, other, only, tolerance)]
+    found = [
+        (order.index(d.kind), rank, d)
+        for rank, (one, other) in enumerate(zip(expected, actual, strict=True))
+        for d in differences(one, other, only, tolerance)
+    ]
     if found:
         _, rank, first = min(found, key=lambda f: f[:2])
         more = f" ({len(found) - 1} more differ)" if len(found) > 1 else ""
@@ -169,13 +179,17 @@ def check_masters_follow_weights(snapshots: list[Snapshot], what: str = "") -> N
                 by = (master.double() - weight.double()).abs().max().item()
                 raise symptoms.MastersStale(
                     f"{what + ': ' if what else ''}rank {rank}: masters {name}: "
-                    f"rounded to {weight.dtype} it is not the weight, by up to {by:.3g}")
+                    f"rounded to {weight.dtype} it is not the weight, by up to {by:.3g}"
+                )
 
 
 def moved(before: list[Snapshot], after: list[Snapshot]) -> float:
     """The largest change of any weight between two snapshots: whether a run did anything at all."""
-    return max((one.weights[n].double() - other.weights[n].double()).abs().max().item()
-               for one, other in zip(before, after) for n in one.weights)
+    return max(
+        (one.weights[n].double() - other.weights[n].double()).abs().max().item()
+        for one, other in zip(before, after, strict=True)
+        for n in one.weights
+    )
 
 
 def without(snapshot: Snapshot, *kinds: str) -> Snapshot:

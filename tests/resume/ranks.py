@@ -12,6 +12,7 @@ Protocol
    processes are killed and the next run starts fresh ones.
 Many runs share the processes, since importing a framework costs seconds.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -69,13 +70,20 @@ def _receive(conn):
 def _serve(conn, rank: int, world: int, port: int, store: str, setup: str, path: list[str]) -> None:
     sys.path[:] = path
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_SIZE=str(world),
-                      LOCAL_WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-                      CARRY_STORE=store)
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world),
+        LOCAL_SIZE=str(world),
+        LOCAL_WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        CARRY_STORE=store,
+    )
     try:
         _resolve(setup)(rank, world)
         _send(conn, ("ready", None))
-    except BaseException as error:  # noqa: BLE001 - everything goes to the parent
+    except BaseException as error:
         _send(conn, ("error", as_crash(error, rank)))
         return
     while True:
@@ -89,11 +97,11 @@ def _serve(conn, rank: int, world: int, port: int, store: str, setup: str, path:
         except Symptom as error:
             error.remote = traceback.format_exc()
             reply = ("error", error)
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             reply = ("error", as_crash(error, rank))
         try:
             _send(conn, reply)
-        except Exception as error:  # noqa: BLE001 - a result that cannot be pickled
+        except Exception as error:
             _send(conn, ("error", as_crash(error, rank)))
 
 
@@ -116,8 +124,9 @@ class Ranks:
         store = os.path.join(tempfile.mkdtemp(prefix="carry-ranks-"), "store")
         for rank in range(self.world):
             ours, theirs = context.Pipe()
-            proc = context.Process(target=_serve, daemon=True,
-                                   args=(theirs, rank, self.world, port, store, self.setup, list(sys.path)))
+            proc = context.Process(
+                target=_serve, daemon=True, args=(theirs, rank, self.world, port, store, self.setup, list(sys.path))
+            )
             proc.start()
             theirs.close()
             self._procs.append(proc)
@@ -174,7 +183,8 @@ class Ranks:
                 reason = f"while another failed with {failed[0]}" if failed else f"within {timeout:.0f} s"
                 results[rank] = (PeersHung if failed else Hang)(f"rank {rank} did not come back {reason}")
         if len(failed) != len([v for v in results.values() if isinstance(v, BaseException)]) or any(
-                isinstance(v, Crash) and v.type_name == "ProcessDied" for v in failed):
+            isinstance(v, Crash) and v.type_name == "ProcessDied" for v in failed
+        ):
             self.stop()
         return [results[rank] for rank in range(self.world)]
 
@@ -184,8 +194,9 @@ class Ranks:
         if not errors:
             return results
         # ranks that failed differently may be left at different collectives: never reuse those
-        places = {(type(e).__name__, e.type_name, e.frames[-1:]) if isinstance(e, Crash) else type(e).__name__
-                  for e in errors}
+        places = {
+            (type(e).__name__, e.type_name, e.frames[-1:]) if isinstance(e, Crash) else type(e).__name__ for e in errors
+        }
         if len(errors) < self.world or len(places) > 1:
             self.stop()
         hung = [e for e in errors if isinstance(e, (PeersHung, Hang))]

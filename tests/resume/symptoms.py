@@ -3,6 +3,7 @@
 The oracle raises these; the plugin compares them with the symptom that a test
 declares.  ``Crash`` and ``Hang`` are what the rank runner brings home.
 """
+
 from __future__ import annotations
 
 
@@ -114,8 +115,12 @@ class crash:
         return f"Crash[{self.type_name}]"
 
     def matches(self, error: BaseException) -> bool:
-        return (isinstance(error, Crash) and error.upstream and self.type_name in (error.type_name, *error.mro)
-                and self.match in error.text)
+        return (
+            isinstance(error, Crash)
+            and error.upstream
+            and self.type_name in (error.type_name, *error.mro)
+            and self.match in error.text
+        )
 
 
 def matches(declared, error: BaseException) -> bool:

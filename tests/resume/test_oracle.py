@@ -1,4 +1,5 @@
 """The oracle on made snapshots: every field, dropped, added or altered, is named, and by its own symptom."""
+
 from dataclasses import replace
 
 import pytest
@@ -25,8 +26,11 @@ WHOLE = Snapshot(
 def altered(value):
     if torch.is_tensor(value):
         changed = value.clone()
-        changed[0] = torch.nextafter(changed[0], torch.tensor(9.0, dtype=value.dtype)) if value.dtype != torch.bfloat16 \
+        changed[0] = (
+            torch.nextafter(changed[0], torch.tensor(9.0, dtype=value.dtype))
+            if value.dtype != torch.bfloat16
             else changed[0] + 0.0078125
+        )
         return changed
     if isinstance(value, (int, float)):
         return value + 1e-12 if isinstance(value, float) and value < 1 else value + 1
@@ -71,8 +75,11 @@ def test_the_first_difference_in_a_persons_order_is_named():
         oracle.check([WHOLE], [both])
 
 
-@pytest.mark.parametrize("other", [torch.ones(2), torch.ones(3).bfloat16(), torch.full((2,), float("nan")).bfloat16()],
-                         ids=["dtype", "shape", "nan"])
+@pytest.mark.parametrize(
+    "other",
+    [torch.ones(2), torch.ones(3).bfloat16(), torch.full((2,), float("nan")).bfloat16()],
+    ids=["dtype", "shape", "nan"],
+)
 def test_dtype_shape_and_nan_count(other):
     with pytest.raises(symptoms.WeightsNotRestored):
         oracle.check([WHOLE], [with_field("weights", {"w": other})])
@@ -80,7 +87,7 @@ def test_dtype_shape_and_nan_count(other):
 
 def test_a_tolerance_has_to_be_asked_for():
     near = with_field("masters", {"w": WHOLE.masters["w"] + 1e-4})
-    with pytest.raises(symptoms.MastersStale, match="by up to 0.0001"):
+    with pytest.raises(symptoms.MastersStale, match=r"by up to 0\.0001"):
         oracle.check([WHOLE], [near])
     oracle.check([WHOLE], [near], tolerance=2e-4)
 

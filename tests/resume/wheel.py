@@ -1,4 +1,5 @@
 """Which wheel is under test: read from the metadata of the installed one, without importing it."""
+
 from __future__ import annotations
 
 import importlib.metadata

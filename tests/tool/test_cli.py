@@ -102,8 +102,8 @@ def test_make_alone_prints_every_target_with_one_line():
     shown = make().stdout.splitlines()
     assert [line.split()[1] for line in shown] == ["help", *targets]
     assert all(len(line.split()) > 3 for line in shown)
-    names = "build-wheels test test-tool test-resume prove index serve apply refresh lint bench record doctor clean"
-    assert set(names.split()) <= set(targets)
+    names = "build-wheels test test-tool test-resume prove index serve apply refresh lint bench record"
+    assert {*names.split(), "doctor", "clean"} <= set(targets)
 
 
 def test_make_passes_its_variables_on():

@@ -9,6 +9,7 @@ None of this touches saving or loading.  On a machine with CUDA nothing here is 
 * <= 0.12 gathers into views with autograd on, which gloo's kernels refuse.
 * FusedAdam's kernel is CUDA's: ``resume.standin.fused_adam`` takes its place.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -99,6 +100,7 @@ def _without_autograd(collective):
     It is over when it returns: old releases wait for the last of several only, which CUDA's streams allow and
     gloo's independent handles do not (upstream waits for each since).
     """
+
     def plain(value):
         if torch.is_tensor(value):
             return value.data
@@ -153,8 +155,12 @@ def setup(rank: int, world: int) -> None:
     deepspeed.init_distributed(dist_backend="nccl" if cuda else "gloo", verbose=False)
 
 
-_TABLES = ("_EXPERT_PARALLEL_GROUP", "_EXPERT_PARALLEL_GROUP_RANKS", "_EXPERT_DATA_PARALLEL_GROUP",
-           "_EXPERT_DATA_PARALLEL_GROUP_RANKS")
+_TABLES = (
+    "_EXPERT_PARALLEL_GROUP",
+    "_EXPERT_PARALLEL_GROUP_RANKS",
+    "_EXPERT_DATA_PARALLEL_GROUP",
+    "_EXPERT_DATA_PARALLEL_GROUP_RANKS",
+)
 
 
 def reset() -> None:

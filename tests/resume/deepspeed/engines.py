@@ -1,4 +1,5 @@
 """Build DeepSpeed engines from a ``Cell`` and take ``Snapshot``s of them, whatever wrapper holds the masters."""
+
 from __future__ import annotations
 
 import contextlib
@@ -52,8 +53,12 @@ def config(cell: Cell) -> dict:
     small = 10_000  # the defaults allocate hundreds of megabytes and cost seconds on a CPU
     zero = {"stage": cell.stage, "reduce_bucket_size": small, "allgather_bucket_size": small}
     if cell.stage == 3:
-        zero.update(stage3_prefetch_bucket_size=small, stage3_param_persistence_threshold=0,
-                    stage3_max_live_parameters=small, stage3_max_reuse_distance=small)
+        zero.update(
+            stage3_prefetch_bucket_size=small,
+            stage3_param_persistence_threshold=0,
+            stage3_max_live_parameters=small,
+            stage3_max_reuse_distance=small,
+        )
     if cell.load_from_fp32 is not None:
         zero["load_from_fp32_weights"] = cell.load_from_fp32
     result = {
@@ -70,8 +75,10 @@ def config(cell: Cell) -> dict:
     if cell.grad_accum:
         result["data_types"] = {"grad_accum_dtype": cell.grad_accum}
     if cell.scheduler:
-        result["scheduler"] = {"type": "WarmupLR", "params": {"warmup_min_lr": 0.0, "warmup_max_lr": cell.lr,
-                                                              "warmup_num_steps": 20, "warmup_type": "linear"}}
+        result["scheduler"] = {
+            "type": "WarmupLR",
+            "params": {"warmup_min_lr": 0.0, "warmup_max_lr": cell.lr, "warmup_num_steps": 20, "warmup_type": "linear"},
+        }
     return result
 
 
@@ -123,29 +130,37 @@ def _own(tensor):
 def _partitions(engine) -> list[tuple[str, torch.Tensor]]:
     """This rank's fp32 master tensors as the optimizer steps them, whatever the wrapper."""
     optimizer = engine.optimizer
-    for attribute in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups",
-                      "fp32_groups_flat_partition", "fp32_groups_flat"):
+    for attribute in (
+        "fp32_partitioned_groups_flat",
+        "single_partition_of_fp32_groups",
+        "fp32_groups_flat_partition",
+        "fp32_groups_flat",
+    ):
         if hasattr(optimizer, attribute):
             return [(f"{attribute}[{i}]", t) for i, t in enumerate(getattr(optimizer, attribute))]
     if hasattr(optimizer, "fp32_groups"):
-        return [(f"fp32_groups[{i}][{j}]", t) for i, group in enumerate(optimizer.fp32_groups)
-                for j, t in enumerate(group)]
-    return [(f"param_groups[{i}][{j}]", t) for i, group in enumerate(optimizer.param_groups)
-            for j, t in enumerate(group["params"])]
+        return [
+            (f"fp32_groups[{i}][{j}]", t) for i, group in enumerate(optimizer.fp32_groups) for j, t in enumerate(group)
+        ]
+    return [
+        (f"param_groups[{i}][{j}]", t)
+        for i, group in enumerate(optimizer.param_groups)
+        for j, t in enumerate(group["params"])
+    ]
 
 
 def _stage0_masters(engine) -> dict[str, torch.Tensor]:
     """The fp32 masters of the stage 0 wrappers by parameter name: the very tensors, not copies."""
     optimizer, by_id = engine.optimizer, {}
     if hasattr(optimizer, "fp32_groups_flat"):
-        for low, flat in zip(optimizer.fp16_groups, optimizer.fp32_groups_flat):
+        for low, flat in zip(optimizer.fp16_groups, optimizer.fp32_groups_flat, strict=True):
             offset = 0
             for param in low:
-                by_id[id(param)] = flat[offset:offset + param.numel()].view(param.shape)
+                by_id[id(param)] = flat[offset : offset + param.numel()].view(param.shape)
                 offset += param.numel()
     elif hasattr(optimizer, "fp32_groups"):
-        for low, high in zip(optimizer.fp16_groups, optimizer.fp32_groups):
-            by_id.update((id(p), m) for p, m in zip(low, high))
+        for low, high in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
+            by_id.update((id(p), m) for p, m in zip(low, high, strict=True))
     else:
         by_id = {id(p): p for p in engine.module.parameters() if p.dtype == torch.float32}
     return {n: by_id[id(p)] for n, p in engine.module.named_parameters() if id(p) in by_id}
@@ -208,11 +223,13 @@ def _plain(value):
 
 
 def _scale(optimizer) -> dict:
-    scaler = getattr(optimizer, "loss_scaler", None)
-    if scaler is not None:
-        return {k: v for k, v in vars(scaler).items() if isinstance(v, (int, float, bool))}
     names = ("cur_scale", "cur_iter", "last_overflow_iter", "scale_factor", "scale_window", "dynamic_loss_scale")
-    return {n: getattr(optimizer, n) for n in names if hasattr(optimizer, n)}
+    found = {n: getattr(optimizer, n) for n in names if hasattr(optimizer, n)}
+    scaler = getattr(optimizer, "loss_scaler", None)
+    found.update(
+        (f"loss_scaler.{k}", v) for k, v in getattr(scaler, "__dict__", {}).items() if isinstance(v, (int, float, bool))
+    )
+    return found
 
 
 def snapshot(engine, client=None) -> Snapshot:
@@ -236,8 +253,15 @@ def snapshot(engine, client=None) -> Snapshot:
         partitions={label: _own(t) for label, t in _partitions(engine)},
         moments=moments,
         step=step,
-        groups={f"[{i}].{k}": _plain(v) for i, g in enumerate(basic.param_groups) for k, v in g.items()
-                if k not in ("params", "step")},
+        groups={
+            "clip_grad": getattr(optimizer, "clip_grad", None),
+            **{
+                f"[{i}].{k}": _plain(v)
+                for i, g in enumerate(basic.param_groups)
+                for k, v in g.items()
+                if k not in ("params", "step")
+            },
+        },
         scheduler=_plain(engine.lr_scheduler.state_dict()) if engine.lr_scheduler is not None else {},
         counters={n: getattr(engine, n) for n in ("global_steps", "global_samples", "skipped_steps")},
         scale=_scale(optimizer) if engine.fp16_enabled() else {},

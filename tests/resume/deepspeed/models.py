@@ -1,4 +1,5 @@
 """Tiny models and data for DeepSpeed runs: big enough to have every kind of state, small enough for 0.1 s a run."""
+
 from __future__ import annotations
 
 import torch
@@ -10,8 +11,9 @@ class Norm(torch.nn.LayerNorm):
     """LayerNorm computed in fp32: torch 2.2 has no fp16 one on the CPU."""
 
     def forward(self, x):
-        return torch.nn.functional.layer_norm(x.float(), self.normalized_shape, self.weight.float(),
-                                              self.bias.float(), self.eps).to(x.dtype)
+        return torch.nn.functional.layer_norm(
+            x.float(), self.normalized_shape, self.weight.float(), self.bias.float(), self.eps
+        ).to(x.dtype)
 
 
 class Dense(torch.nn.Module):
@@ -39,8 +41,15 @@ class Moe(torch.nn.Module):
         from deepspeed.moe.layer import MoE
 
         self.up = torch.nn.Linear(WIDTH, HIDDEN)
-        self.moe = MoE(hidden_size=HIDDEN, expert=torch.nn.Linear(HIDDEN, HIDDEN), num_experts=2, ep_size=ep_size,
-                       k=1, min_capacity=BATCH, use_rts=False)
+        self.moe = MoE(
+            hidden_size=HIDDEN,
+            expert=torch.nn.Linear(HIDDEN, HIDDEN),
+            num_experts=2,
+            ep_size=ep_size,
+            k=1,
+            min_capacity=BATCH,
+            use_rts=False,
+        )
         self.down = torch.nn.Linear(HIDDEN, WIDTH)
 
     def forward(self, x):
@@ -70,5 +79,7 @@ def groups(model: torch.nn.Module, lr: float) -> list[dict]:
     """Two param groups that differ in lr and weight decay, so that a mix-up of groups shows."""
     decay = [p for n, p in model.named_parameters() if p.requires_grad and p.ndim > 1]
     rest = [p for n, p in model.named_parameters() if p.requires_grad and p.ndim <= 1]
-    return [{"params": decay, "lr": lr, "weight_decay": 0.1, "name": "decay"},
-            {"params": rest, "lr": lr / 2, "weight_decay": 0.0, "name": "rest"}]
+    return [
+        {"params": decay, "lr": lr, "weight_decay": 0.1, "name": "decay"},
+        {"params": rest, "lr": lr / 2, "weight_decay": 0.0, "name": "rest"},
+    ]

@@ -4,6 +4,7 @@ Every function is called on all ranks through ``resume.ranks.Ranks`` and
 returns plain data.  ``start`` is the global step at which training goes on,
 so that a resumed run and its reference see the same batches.
 """
+
 from __future__ import annotations
 
 import os
@@ -26,8 +27,9 @@ def _audit(event: str, args: tuple) -> None:
 sys.addaudithook(_audit)
 
 
-def train_and_save(cell: Cell, folder: str, tag=None, seed: int = 1, steps: int = STEPS, more: int = MORE,
-                   save: dict | None = None) -> dict:
+def train_and_save(
+    cell: Cell, folder: str, tag=None, seed: int = 1, steps: int = STEPS, more: int = MORE, save: dict | None = None
+) -> dict:
     """Train ``steps`` from ``seed``, save under ``tag``, train ``more``.
 
     Returns snapshots ``saved`` (at the save) and ``final`` (after ``more``), and the ``losses`` of the latter steps.
@@ -40,8 +42,15 @@ def train_and_save(cell: Cell, folder: str, tag=None, seed: int = 1, steps: int 
     return {"saved": saved, "final": engines.snapshot(engine, engines.CLIENT), "losses": losses}
 
 
-def resume(cell: Cell, folder: str, load: dict | None = None, seed: int = 2, start: int = STEPS,
-           more: int = MORE, trained: int = 0) -> dict:
+def resume(
+    cell: Cell,
+    folder: str,
+    load: dict | None = None,
+    seed: int = 2,
+    start: int = STEPS,
+    more: int = MORE,
+    trained: int = 0,
+) -> dict:
     """Build a freshly seeded engine, load, train on.
 
     ``trained``: steps to train before the load.  Returns ``fresh``, ``loaded`` and ``final`` snapshots, ``losses``,
@@ -59,12 +68,24 @@ def resume(cell: Cell, folder: str, load: dict | None = None, seed: int = 2, sta
         opened, _opened = sorted({os.path.relpath(p, folder) for p in _opened if p.startswith(folder)}), None
     loaded = engines.snapshot(engine, client)
     losses = engines.train(engine, cell, start, more)
-    return {"fresh": fresh, "loaded": loaded, "final": engines.snapshot(engine, client), "losses": losses,
-            "path": path, "opened": opened}
+    return {
+        "fresh": fresh,
+        "loaded": loaded,
+        "final": engines.snapshot(engine, client),
+        "losses": losses,
+        "path": path,
+        "opened": opened,
+    }
 
 
-def reference(cell: Cell, weights: list[dict], partitions: list[dict] | None = None, start: int = STEPS,
-              more: int = MORE, counters: dict | None = None) -> dict:
+def reference(
+    cell: Cell,
+    weights: list[dict],
+    partitions: list[dict] | None = None,
+    start: int = STEPS,
+    more: int = MORE,
+    counters: dict | None = None,
+) -> dict:
     """A new run that starts from ``weights`` (full tensors by name, one dict a rank), with a fresh optimizer.
 
     This is what a load without optimizer states must equal.  ``partitions``: fp32 masters to put in place of the

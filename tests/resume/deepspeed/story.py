@@ -8,12 +8,12 @@ Protocol of every story
 4. the further steps equal the uninterrupted run (full load) or a new run that
    starts from the checkpoint's weights with a fresh optimizer (weights only).
 """
+
 from __future__ import annotations
 
 from dataclasses import replace
 
 from resume import oracle, symptoms
-from resume.deepspeed import runs
 from resume.deepspeed.engines import Cell
 
 # what a load without optimizer states must leave as a new engine has it
@@ -33,7 +33,7 @@ class Story:
     def _run(self, name: str, **kwargs) -> list[dict]:
         return self.ranks.run(f"resume.deepspeed.runs:{name}", **kwargs)
 
-    def train_and_save(self, **kwargs) -> "Story":
+    def train_and_save(self, **kwargs) -> Story:
         self.trained = self._run("train_and_save", cell=self.cell, folder=self.folder, **kwargs)
         moved = oracle.moved([r["saved"] for r in self.trained], [r["final"] for r in self.trained])
         if moved < 1e-3:
@@ -55,8 +55,9 @@ class Story:
         oracle.check(self.saved, [r["loaded"] for r in resumed], what="after the load")
         self.check_final([r["final"] for r in self.trained], resumed)
 
-    def check_weights_only(self, resumed: list[dict], counters: bool, saved: list[oracle.Snapshot] | None = None,
-                           cell: Cell | None = None) -> None:
+    def check_weights_only(
+        self, resumed: list[dict], counters: bool, saved: list[oracle.Snapshot] | None = None, cell: Cell | None = None
+    ) -> None:
         """A load without optimizer states.
 
         Weights and buffers are the save's; masters are the loaded weights' (or, where the checkpoint's own fp32
@@ -69,13 +70,23 @@ class Story:
         what = "after the load"
         oracle.check(saved, loaded, only={"weights", "buffers"}, what=what)
         own_masters = cell.precision != "fp32" and not any(
-            oracle.differences(s, now, only={"partitions"}) for s, now in zip(saved, loaded))
+            oracle.differences(s, now, only={"partitions"}) for s, now in zip(saved, loaded, strict=True)
+        )
         oracle.check_masters_follow_weights(loaded, what)
-        reference = self._run("reference", cell=cell, weights=[s.weights for s in saved],
-                              partitions=[s.partitions for s in saved] if own_masters else None)
+        reference = self._run(
+            "reference",
+            cell=cell,
+            weights=[s.weights for s in saved],
+            partitions=[s.partitions for s in saved] if own_masters else None,
+        )
         fresh = [r["fresh"] for r in reference]
-        oracle.check(fresh, loaded, only={"masters", "partitions", "moments", "step", "groups", "scale"},
-                     as_symptom=FRESH, what=what)
+        oracle.check(
+            fresh,
+            loaded,
+            only={"masters", "partitions", "moments", "step", "groups", "scale"},
+            as_symptom=FRESH,
+            what=what,
+        )
         if counters:
             oracle.check(saved, loaded, only={"counters", "client"}, what=what)
         else:
@@ -87,8 +98,13 @@ class Story:
     def check_final(expected: list[oracle.Snapshot], resumed: list[dict]) -> None:
         """The further steps: same weights, masters, moments and groups, bit for bit. Raises ``Diverged``."""
         same = {"weights", "masters", "partitions", "moments", "step", "groups", "scale"}
-        oracle.check(expected, [r["final"] for r in resumed], only=same, what="training on",
-                     as_symptom=dict.fromkeys(same, symptoms.Diverged))
+        oracle.check(
+            expected,
+            [r["final"] for r in resumed],
+            only=same,
+            what="training on",
+            as_symptom=dict.fromkeys(same, symptoms.Diverged),
+        )
 
     @staticmethod
     def check_no_optimizer_file(resumed: list[dict]) -> None:

@@ -1,4 +1,5 @@
 """Native full resume is bit-exact: what upstream gets right must stay right (guards, on every wheel)."""
+
 import pytest
 
 from resume.deepspeed.story import Story, cells

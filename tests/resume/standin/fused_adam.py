@@ -4,13 +4,26 @@ Same arguments, same in-place results in plain torch; used only where the
 machine has no CUDA.  Parity with ``torch.optim.AdamW`` and ``Adam`` is tested
 in ``tests/resume/standin/test_fused_adam.py``.
 """
+
 from __future__ import annotations
 
 import torch
 
 
-def multi_tensor_adam(chunk_size, noop_flag, tensor_lists, lr, beta1, beta2, eps, step, adam_w_mode,
-                      bias_correction, weight_decay, *_unused) -> None:
+def multi_tensor_adam(
+    chunk_size,
+    noop_flag,
+    tensor_lists,
+    lr,
+    beta1,
+    beta2,
+    eps,
+    step,
+    adam_w_mode,
+    bias_correction,
+    weight_decay,
+    *_unused,
+) -> None:
     """One Adam step over ``tensor_lists`` = [grads, params, exp_avgs, exp_avg_sqs], all updated in place.
 
     ``adam_w_mode`` 1 decouples the weight decay (AdamW), 0 adds it to the gradient (L2).
@@ -20,7 +33,7 @@ def multi_tensor_adam(chunk_size, noop_flag, tensor_lists, lr, beta1, beta2, eps
         return
     first = 1 - beta1**step if bias_correction else 1.0
     second = 1 - beta2**step if bias_correction else 1.0
-    for grad, param, exp_avg, exp_avg_sq in zip(*tensor_lists[:4]):
+    for grad, param, exp_avg, exp_avg_sq in zip(*tensor_lists[:4], strict=True):
         g, p = grad.float(), param.detach().float()
         if not adam_w_mode and weight_decay:
             g = g + weight_decay * p
