@@ -167,7 +167,7 @@ def _call(house: House, command: list[str], folder: Path, name: str) -> int:
     """Run pytest with its progress on the terminal, and all of its output in build/logs/<name>.log."""
     env = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PYTHON", "CARRY_"))},
-        "PYTHONPATH": str(folder),
+        "PYTHONPATH": f"{folder}{os.pathsep}{house.tests}",
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",

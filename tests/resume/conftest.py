@@ -19,7 +19,11 @@ import pytest
 from resume import symptoms, wheel
 from resume.ranks import Ranks
 
-SETUP = {"deepspeed": "resume.deepspeed.compat:setup", "nemo": "resume.nemo.compat:setup"}
+# upstream -> what brings a rank up, and the module that ranks are forked with
+SETUP = {
+    "deepspeed": ("resume.deepspeed.compat:setup", "resume.deepspeed.preload"),
+    "nemo": ("resume.nemo.compat:setup", "resume.nemo.preload"),
+}
 
 
 def pytest_addoption(parser):
@@ -136,7 +140,7 @@ def pools(request):
 
     def get(world: int) -> Ranks:
         if world not in made:
-            made[world] = Ranks(world, SETUP[upstream])
+            made[world] = Ranks(world, *SETUP[upstream])
         return made[world]
 
     yield get

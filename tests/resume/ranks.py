@@ -109,15 +109,18 @@ class Ranks:
     """N processes that run functions together.
 
     ``world``: number of ranks.  ``setup``: "module:function" called with (rank, world) in each.
+    ``preload``: a module imported once, in the process that ranks are forked from; not with CUDA, which a fork breaks.
     """
 
-    def __init__(self, world: int, setup: str):
-        self.world, self.setup = world, setup
+    def __init__(self, world: int, setup: str, preload: str | None = None):
+        self.world, self.setup, self.preload = world, setup, preload
         self._procs: list = []
         self._conns: list = []
 
     def start(self, timeout: float = 180.0) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver" if self.preload else "spawn")
+        if self.preload:
+            context.set_forkserver_preload([self.preload])
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]

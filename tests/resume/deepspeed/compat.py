@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
+import importlib
 import importlib.metadata
 import logging
 import os
@@ -140,19 +142,30 @@ def _after_import() -> None:
     fused.multi_tensor_applier = standin.Applier()
 
 
-def setup(rank: int, world: int) -> None:
-    """Bring one rank up: import DeepSpeed with its bridges and join the process group."""
+@functools.cache
+def prepare() -> None:
+    """Import DeepSpeed with its bridges, and torch's compiler, which the first optimizer step would import."""
     torch.set_num_threads(1)
-    cuda = torch.cuda.is_available()
-    if not cuda:
+    if torch.cuda.is_available():
+        import deepspeed  # noqa: F401
+    else:
         _before_import()
-    import deepspeed
+        import deepspeed  # noqa: F401
 
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    if not cuda:
         _accelerator()
         _after_import()
-    deepspeed.init_distributed(dist_backend="nccl" if cuda else "gloo", verbose=False)
+    importlib.import_module("torch._dynamo")
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    gc.collect()
+    gc.freeze()  # DeepSpeed collects garbage ten times an engine, each time over every module it imported
+
+
+def setup(rank: int, world: int) -> None:
+    """Bring one rank up and join the process group."""
+    prepare()
+    import deepspeed
+
+    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False)
 
 
 _TABLES = (

@@ -225,10 +225,10 @@ def _plain(value):
 def _scale(optimizer) -> dict:
     names = ("cur_scale", "cur_iter", "last_overflow_iter", "scale_factor", "scale_window", "dynamic_loss_scale")
     found = {n: getattr(optimizer, n) for n in names if hasattr(optimizer, n)}
-    scaler = getattr(optimizer, "loss_scaler", None)
-    found.update(
-        (f"loss_scaler.{k}", v) for k, v in getattr(scaler, "__dict__", {}).items() if isinstance(v, (int, float, bool))
-    )
+    for holder in ("loss_scaler", "loss_scale_config"):
+        for name, value in getattr(getattr(optimizer, holder, None), "__dict__", {}).items():
+            if isinstance(value, (int, float, bool)):
+                found[f"{holder}.{name}"] = value
     return found
 
 

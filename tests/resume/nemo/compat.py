@@ -119,20 +119,36 @@ def wrap(optimizer):
         return MainParamsOptimizerWrapper(optimizer, fp32_grad_accum=False, contiguous_grad_bucket=False)
 
 
-def setup(rank: int, world: int) -> None:
-    """Bring one rank up: import what is tested with its bridges and join the process group."""
+_prepared = False
+
+
+def prepare() -> None:
+    """Import what is tested, with its bridges; once in a process."""
+    global _prepared
+    if _prepared:
+        return
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     torch.set_num_threads(1)
-    cuda = torch.cuda.is_available()
-    # saving writes from child processes, which daemonic ones may not have
-    multiprocessing.current_process()._config["daemon"] = False
     import_parts()
     _without_transformer_engine()
-    if not cuda:
+    if not torch.cuda.is_available():
         on_cpu()
     _without_tensorstore()
     from apex.contrib.optimizers.distributed_fused_adam import DistributedFusedAdam
 
     restores_groups(DistributedFusedAdam)
-    torch.distributed.init_process_group("nccl" if cuda else "gloo", init_method=f"file://{os.environ['CARRY_STORE']}",
-                                         rank=rank, world_size=world)
+    for name in ("megatron.core.models.gpt.gpt_model", "megatron.core.models.gpt.gpt_layer_specs",
+                 "nemo.core.optim.distributed_adam", "nemo.core.optim.optimizers", "nemo.core.optim.optimizer_with_main_params",
+                 "nemo.utils.callbacks.dist_ckpt_io"):
+        importlib.import_module(name)
+    _prepared = True
+
+
+def setup(rank: int, world: int) -> None:
+    """Bring one rank up and join the process group."""
+    prepare()
+    # saving writes from child processes, which daemonic ones may not have
+    multiprocessing.current_process()._config["daemon"] = False
+    torch.distributed.init_process_group(
+        "nccl" if torch.cuda.is_available() else "gloo", init_method=f"file://{os.environ['CARRY_STORE']}", rank=rank,
+        world_size=world)
