@@ -14,8 +14,16 @@ def model_state(engine: Engine) -> dict:
     return {k: v for k, v in state.items() if not k.endswith("_extra_state")}
 
 
-def optimizer_state(engine: Engine) -> dict:
-    """NLPDDPStrategy.optimizer_sharded_state_dict of NeMo 2, line by line; 3.0.0 leaves it to the caller."""
+def optimizer_state(engine: Engine, loading: bool = False) -> dict:
+    """The optimizer's sharded state dict.
+
+    By way of nemo.lightning where the cell asks for it.  Else NLPDDPStrategy.optimizer_sharded_state_dict of NeMo 2,
+    line by line, since the class needs a whole trainer and 3.0.0 leaves these lines to the caller.
+    """
+    if engine.cell.lightning:
+        from nemo.lightning import _strategy_lib
+
+        return _strategy_lib.optimizer_sharded_state_dict(engine.model, engine.optimizer, is_loading=loading)
     from megatron.core.dist_checkpointing.optimizer import (
         get_param_id_to_sharded_param_map,
         make_sharded_optimizer_tensor,
@@ -75,7 +83,7 @@ def respell(state: dict, spelling: str) -> None:
 
 def read(engine: Engine, folder: str) -> dict:
     """The checkpoint as NeMo's strategy hands it to the run: {"state_dict", "optimizer_states": [one]}."""
-    request = {"state_dict": model_state(engine), "optimizer_states": [optimizer_state(engine)]}
+    request = {"state_dict": model_state(engine), "optimizer_states": [optimizer_state(engine, loading=True)]}
     return _io().load_checkpoint(folder, sharded_state_dict=request)
 
 

@@ -22,6 +22,7 @@ class Cell:
     "remainders" of the bf16 weights.  ``ep``: expert parallel size.  ``groups``: 2 or 3 param groups (with expert
     parallelism experts are the third).  ``hyper``: which of HYPER the optimizer is built with.
     ``order``: the order of the param groups.  ``decays``: whether the target's groups decay weights, all of them.
+    ``lightning``: whether sharded state dicts are made by nemo.lightning.
     """
 
     model: str = "moe"
@@ -33,6 +34,7 @@ class Cell:
     hyper: str = "source"
     order: tuple[int, ...] | None = None
     decays: bool = False
+    lightning: bool = False
 
     @property
     def id(self) -> str:

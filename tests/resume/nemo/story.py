@@ -67,9 +67,9 @@ class Story:
         return self.pools(target.world).run("resume.nemo.runs:resume", cell=target, folder=folder or self.folder,
                                             **kwargs)
 
-    def check(self, target: Cell) -> None:
+    def check(self, target: Cell, **kwargs) -> None:
         """Resume as ``target`` and hold every step of the protocol."""
-        resumed = self.resume(target, again=self.again)
+        resumed = self.resume(target, again=self.again, **kwargs)
         self.check_loaded(target, resumed)
         self.check_final(target, resumed)
         self.check_loaded(target, self.resume(target, folder=self.again, more=0), "after saving and loading again")

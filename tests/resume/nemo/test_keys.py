@@ -15,7 +15,7 @@ OLD = "optimizer.state.param."
 @pytest.mark.parametrize("model, world", [("moe", 1), ("moe", 2), ("swiglu", 1)])
 def test_both_spellings_load_and_one_is_saved(pools, tmp_path, model, world, masters):
     cell = Cell(model, "distributed", masters, world=world)
-    for spelling in ("param", "fp32_param"):
+    for spelling in ("fp32_param", "param"):
         story = Story(pools, cell, tmp_path / spelling).train_and_save(spelling=spelling)
         found = pools(1).run("resume.nemo.runs:keys", folder=story.folder)[0]
         assert any(key.startswith(OLD) for key in found) == (spelling == "param")
