@@ -21,12 +21,20 @@ def parallel(ep: int) -> None:
 def _spec(kind: str):
     """The local layer spec with torch's norms: Apex's are CUDA kernels."""
     from megatron.core.models.gpt import gpt_layer_specs
-    from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
     args = {"num_experts": 2, "moe_grouped_gemm": False} if kind == "moe" else {}
     spec = gpt_layer_specs.get_gpt_layer_local_spec(**args)
-    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = WrappedTorchNorm
+    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = _norm()
     return spec
+
+
+def _norm() -> type:
+    """Torch's norm as a layer of megatron-core."""
+    try:
+        from megatron.core.transformer.torch_norm import WrappedTorchNorm
+    except ImportError:  # up to 0.9
+        from megatron.core.transformer.torch_layer_norm import WrappedTorchLayerNorm as WrappedTorchNorm
+    return WrappedTorchNorm
 
 
 def make(kind: str, seed: int, ep: int = 1) -> torch.nn.Module:
@@ -35,7 +43,6 @@ def make(kind: str, seed: int, ep: int = 1) -> torch.nn.Module:
     ``ep``: expert parallel size.  The whole model's weights depend on the seed and on nothing else.
     """
     from megatron.core.models.gpt.gpt_model import GPTModel
-    from megatron.core.transformer.torch_norm import WrappedTorchNorm
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -50,7 +57,7 @@ def make(kind: str, seed: int, ep: int = 1) -> torch.nn.Module:
         bf16=True, params_dtype=torch.bfloat16, add_bias_linear=kind == "plain", hidden_dropout=0.0,
         attention_dropout=0.0, gradient_accumulation_fusion=False, masked_softmax_fusion=False,
         bias_activation_fusion=False, bias_dropout_fusion=False, apply_rope_fusion=False, **gated, **moe)
-    block = TransformerBlockSubmodules(layer_specs=[_spec(kind)], layer_norm=WrappedTorchNorm)
+    block = TransformerBlockSubmodules(layer_specs=[_spec(kind)], layer_norm=_norm())
     torch.manual_seed(seed)
     model = GPTModel(config, block, vocab_size=VOCAB, max_sequence_length=LENGTH,
                      position_embedding_type="learned_absolute", share_embeddings_and_output_weights=False)
