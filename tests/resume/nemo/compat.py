@@ -88,6 +88,22 @@ def _without_tensorstore() -> None:
         strategies.tensorstore = sys.modules[name] = types.ModuleType(name)
 
 
+def _with_newer_torch() -> None:
+    """megatron-core up to 0.9 calls a private function of torch's with the arguments it had then."""
+    import inspect
+
+    writer = importlib.import_module("megatron.core.dist_checkpointing.strategies.filesystem_async")
+    if "transform_list" in inspect.getsource(writer):
+        return
+    from torch.distributed.checkpoint import filesystem
+
+    def write_item(*args):
+        return filesystem._write_item(filesystem._StorageWriterTransforms(), *args,
+                                      filesystem.SerializationFormat.TORCH_SAVE)
+
+    writer._write_item = write_item
+
+
 def on_cpu() -> None:
     """Put the stand-ins in place."""
     from resume.standin import apex_kernels, cuda_calls
@@ -104,8 +120,11 @@ def on_cpu() -> None:
     distributed.reduce_scatter_tensor = cuda_calls.reduce_scatter_tensor
     distributed.all_gather_into_tensor = cuda_calls.all_gather_into_tensor
     moe = importlib.import_module("megatron.core.transformer.moe.moe_utils")
-    if not hasattr(moe, "te_general_gemm"):  # 0.16 defines it where transformer-engine is installed, and asks for it anywhere
+    if not hasattr(moe, "te_general_gemm"):  # 0.16 defines it where transformer-engine is installed, and uses it anywhere
         moe.te_general_gemm = None
+    if not hasattr(moe, "router_gating_linear"):  # older ones count tokens with histc
+        moe.torch = cuda_calls.Torch()
+        importlib.import_module("megatron.core.transformer.moe.token_dispatcher").torch = cuda_calls.Torch()
     random.CudaRNGStatesTracker.fork = lambda self, name=None: contextlib.nullcontext()
 
 
@@ -134,6 +153,7 @@ def prepare() -> None:
     if not torch.cuda.is_available():
         on_cpu()
     _without_tensorstore()
+    _with_newer_torch()
     from apex.contrib.optimizers.distributed_fused_adam import DistributedFusedAdam
 
     restores_groups(DistributedFusedAdam)

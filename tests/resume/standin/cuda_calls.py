@@ -59,6 +59,10 @@ class Torch:
     def device(self, device="cpu", _index=None):
         return torch.device("cpu" if str(device).startswith("cuda") else device)
 
+    def histc(self, values, *args, **kwargs):
+        """CUDA counts integers too; the result has their dtype."""
+        return torch.histc(values.float(), *args, **kwargs).to(values.dtype)
+
     def zeros(self, *args, device=None, **kwargs):
         return torch.zeros(*args, device=self.device(device or "cpu"), **kwargs)
 
