@@ -161,6 +161,8 @@ def prepare() -> None:
                  "nemo.core.optim.distributed_adam", "nemo.core.optim.optimizers", "nemo.core.optim.optimizer_with_main_params",
                  "nemo.utils.callbacks.dist_ckpt_io"):
         importlib.import_module(name)
+    main_params = importlib.import_module("nemo.core.optim.optimizer_with_main_params")
+    sys.modules["nemo.core.optim"].MainParamsOptimizerWrapper = main_params.MainParamsOptimizerWrapper
     _prepared = True
 
 
