@@ -19,6 +19,7 @@ from pathlib import Path
 
 from carry.buildenv import pip_places, run_uv
 from carry.errors import CouldNotRun, UserError
+from carry.extras import load_extras, unpack_extras
 from carry.paths import House
 from carry.progress import say
 from carry.sources import file_sha256
@@ -26,11 +27,15 @@ from carry.sources import file_sha256
 
 @dataclass(frozen=True)
 class Stack:
-    """A locked environment: `lock` holds every package, `cuda` what a CUDA build of torch needs besides."""
+    """A locked environment: `lock` holds every package, `cuda` what a CUDA build of torch needs besides.
+
+    `extra` lists sources that no installer can bring (see `extras`).
+    """
 
     name: str
     lock: Path
     cuda: Path
+    extra: Path
     sha256: str
 
 
@@ -76,8 +81,9 @@ def load_stack(house: House, name: str) -> Stack:
     if not lock.is_file():
         raise UserError(f"no stack {name!r} in ci/stacks/; there is: {', '.join(stack_names(house)) or 'none'}")
     cuda = lock.with_suffix(".cuda.txt")
-    digest = hashlib.sha256(lock.read_bytes() + (cuda.read_bytes() if cuda.exists() else b""))
-    return Stack(name, lock, cuda, digest.hexdigest())
+    extra = lock.with_suffix(".extra.toml")
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in (lock, cuda, extra) if path.exists()))
+    return Stack(name, lock, cuda, extra, digest.hexdigest())
 
 
 def install_stack(house: House, name: str) -> Env:
@@ -102,6 +108,9 @@ def install_stack(house: House, name: str) -> Env:
         _install(house, python, stack.lock, env)
         if stack.cuda.exists() and _is_cuda_build(folder):
             _install(house, python, stack.cuda, env)
+        if stack.extra.exists():
+            (packages,) = folder.glob("lib/python*/site-packages")
+            unpack_extras(house, load_extras(house, stack.extra), packages)
         # a virtual environment cannot be renamed, so a mark written last says that it is whole
         ready.write_text(wanted)
     return Env(stack, python, ".".join(map(str, sys.version_info[:3])), _dist(folder, "torch").version)

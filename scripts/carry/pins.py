@@ -23,19 +23,21 @@ else:
 class Upstream:
     """What holds for every release of a project, from its upstream.toml."""
 
-    name: str
+    name: str  # of its folder in patches/, and in messages
+    index_name: str
     import_name: str
     repository: str
     newest: str
     mirrors: Mapping[str, str]  # mirror folder -> original folder
     wheel_env: Mapping[str, str]
     generated: Mapping[str, tuple[str, ...]]  # file -> beginnings of the lines that are ours
+    lines: Mapping[str, Mapping[str, str]]  # file -> beginning of a line -> what the build reads in its place
     folder: Path
 
     @property
     def file_name(self) -> str:
         """The name as wheel and sdist file names spell it."""
-        return re.sub(r"[-_.]+", "_", self.name).lower()
+        return re.sub(r"[-_.]+", "_", self.index_name).lower()
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ _UPSTREAM_SHAPE = {
     "mirrors": (dict, False),
     "wheel": (dict, False),
 }
-_WHEEL_SHAPE = {"env": (dict, False), "generated": (dict, False)}
+_WHEEL_SHAPE = {"env": (dict, False), "generated": (dict, False), "lines": (dict, False)}
 _PIN_SHAPE = {
     "version": (str, True),
     "sdist": (str, True),
@@ -95,13 +97,15 @@ def load_upstream(house: House, name: str) -> Upstream:
     wheel = data.get("wheel", {})
     _raise_first(shape_problems(wheel, _WHEEL_SHAPE, path, shown))
     return Upstream(
-        name=data["name"],
+        name=name,
+        index_name=data["name"],
         import_name=data["import"],
         repository=data.get("repository", ""),
         newest=data.get("newest", ""),
         mirrors=data.get("mirrors", {}),
         wheel_env=wheel.get("env", {}),
         generated={file: tuple(starts) for file, starts in wheel.get("generated", {}).items()},
+        lines=wheel.get("lines", {}),
         folder=folder,
     )
 

@@ -37,7 +37,7 @@ def fetch(house: House, pin: Pin) -> Path:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetch-") as scratch:
         beside = Path(scratch) / pin.sdist
         say(f"fetching {pin.sdist}")
-        origin = download(pin.upstream.name, pin.sdist, beside)
+        origin = download(pin.upstream.index_name, pin.sdist, beside)
         found = file_sha256(beside)
         if found != pin.sha256:
             raise UserError(

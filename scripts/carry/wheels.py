@@ -93,6 +93,7 @@ def build(house: House, pin: Pin, series: Sequence[Patch], flavour: str) -> Whee
             for file, starts in pin.upstream.generated.items()
             if (work / "tree" / file).exists()
         }
+        _write_lines(pin, flavour, work / "tree")
         raw = _run_build(house, pin, flavour, work, applied.release.epoch)
         (work / "done").mkdir()
         made = work / "done" / path.name
@@ -200,6 +201,22 @@ def _prune(folder: Path, used: set[Path]) -> None:
 
 def _json(data: dict) -> bytes:
     return (json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def _write_lines(pin: Pin, flavour: str, tree: Path) -> None:
+    """Put the lines of [wheel.lines] in place: for upstreams whose version is in a file, not in the environment."""
+    for file, lines in pin.upstream.lines.items():
+        path = tree / file
+        content = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        for start, text in lines.items():
+            places = [number for number, line in enumerate(content) if line.startswith(start)]
+            if len(places) != 1:
+                raise UserError(
+                    f"{pin}: {len(places)} lines of {file} begin with {start!r}, not one; "
+                    f"correct [wheel.lines] in patches/{pin.upstream.name}/upstream.toml"
+                )
+            content[places[0]] = text.replace("{local}", local_version(pin, flavour)) + "\n"
+        path.write_text("".join(content), encoding="utf-8")
 
 
 def _run_build(house: House, pin: Pin, flavour: str, work: Path, epoch: int) -> Path:

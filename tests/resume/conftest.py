@@ -20,7 +20,10 @@ from resume import symptoms, wheel
 from resume.ranks import Ranks
 
 # upstream -> what brings a rank up, and the module that ranks are forked with
-SETUP = {"deepspeed": ("resume.deepspeed.compat:setup", "resume.deepspeed.preload")}
+SETUP = {
+    "deepspeed": ("resume.deepspeed.compat:setup", "resume.deepspeed.preload"),
+    "nemo": ("resume.nemo.compat:setup", "resume.nemo.preload"),
+}
 
 
 def pytest_addoption(parser):

@@ -55,6 +55,10 @@ class ClientStateNotRestored(Symptom):
     """The client state handed to save does not come back."""
 
 
+class StateDictChanged(Symptom):
+    """Loading changed the state dict that the caller handed over."""
+
+
 class Diverged(Symptom):
     """Training on after the load leaves the reference run."""
 

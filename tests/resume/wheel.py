@@ -8,6 +8,10 @@ import os
 from dataclasses import dataclass
 
 
+# upstream -> its name on the package index, where that is another
+DISTRIBUTION = {"nemo": "nemo-toolkit"}
+
+
 @dataclass(frozen=True)
 class Wheel:
     """``version``: the upstream release. ``flavour``: pristine or patched. ``faults``: the ids it fixes."""
@@ -28,7 +32,7 @@ def installed(upstream: str) -> Wheel:
         with open(override) as file:
             text = file.read()
     else:
-        text = importlib.metadata.distribution(upstream).read_text("carry.json")
+        text = importlib.metadata.distribution(DISTRIBUTION.get(upstream, upstream)).read_text("carry.json")
     if text is None:
         raise LookupError(f"the installed {upstream} has no carry.json: install a wheel from carry's index")
     data = json.loads(text)

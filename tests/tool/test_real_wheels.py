@@ -56,7 +56,7 @@ def test_patched_minus_pristine_is_exactly_the_series(pin: Pin):
     provenance = {f"{info}/METADATA", f"{info}/RECORD", f"{info}/carry.json", *pin.upstream.generated}
     assert differ == files | provenance
     # Version and provenance differ, and in those files nothing else does.
-    old, new = f"{pin.version}+pristine".encode(), local.encode()
+    old, new = b"+pristine", f"+resume.{pin.revision}".encode()
     for name in (f"{info}/METADATA", *pin.upstream.generated):
         assert patched[name] == renamed[name].replace(old, new), name
 

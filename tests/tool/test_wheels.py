@@ -243,3 +243,19 @@ def test_requirements_are_sorted_and_the_description_is_not():
 def test_published_lines_stay_but_for_ours():
     published, built = b"version='1 '\ncc=True\n", b"version='1+x'\ncc=False\nnew=1\n"
     assert merge_lines("f", published, built, ("version=",)) == b"version='1+x'\ncc=True\n"
+
+
+def test_lines_of_the_source_are_ours_during_the_build(toy: ToyHouse):
+    path = toy.folder.parent / "upstream.toml"
+    path.write_text(path.read_text() + '[wheel.lines]\n"toy/core.py" = { "line_3 = " = "line_3 = \'{local}\'" }\n')
+    toy.run("build-wheels")
+    for name, local in ((PATCHED, b"resume.1"), (PRISTINE, b"pristine")):
+        lines = contents(wheels(toy)[name])["toy/core.py"].splitlines()
+        assert lines[1:4] == [b"line_2 = 2", b"line_3 = '" + local + b"'", b"line_4 = 4"]
+
+
+def test_a_line_that_is_not_there_is_refused(toy: ToyHouse):
+    path = toy.folder.parent / "upstream.toml"
+    path.write_text(path.read_text() + '[wheel.lines]\n"toy/core.py" = { "line_" = "" }\n')
+    done = toy.run("build-wheels", check=1)
+    assert "40 lines of toy/core.py begin with 'line_', not one" in done.stderr
