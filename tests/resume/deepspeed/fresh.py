@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from resume.deepspeed import engines, runs
+from resume.deepspeed import compat, engines, models, runs
 from resume.deepspeed.engines import Cell
 from resume.oracle import Snapshot
 
@@ -16,6 +16,21 @@ def save_16bit_model(cell: Cell, folder: str, seed: int = 1) -> Snapshot:
     if not engine.save_16bit_model(folder):
         raise RuntimeError("save_16bit_model() saved nothing")
     return engines.snapshot(engine)
+
+
+def client_state(cell: Cell, folder: str, load: dict) -> dict:
+    """The client state that load_checkpoint returns."""
+    return engines.build(cell, seed=2).load_checkpoint(folder, **load)[1]
+
+
+def load_without_optimizer(cell: Cell, folder: str, load: dict) -> Snapshot:
+    """Weights and buffers of an engine that has no optimizer, as for inference, after the load."""
+    import deepspeed
+
+    compat.reset()
+    engine, *_ = deepspeed.initialize(model=models.make(cell.model, 2, cell.world), config=engines.config(cell))
+    engine.load_checkpoint(folder, **load)
+    return Snapshot(weights=engines._weights(engine), buffers=dict(engine.module.named_buffers()))
 
 
 def reference(cell: Cell, weights: list[dict]) -> dict:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 
-from resume import symptoms
+from resume import oracle, symptoms
 from resume.deepspeed.engines import Cell
 from resume.deepspeed.story import BOTH, MODULE_ONLY, NOOPT, Story, cells, variant
 from resume.deepspeed.test_fresh_optimizer import remove_optimizer_files
@@ -52,6 +53,32 @@ def test_module_only_reports_weights_that_are_missing(pools, tmp_path, cell):
     for outcome in outcomes:
         if not crash("FileNotFoundError", "optim_states.pt").matches(outcome):
             raise outcome
+
+
+@pytest.mark.fault("zero3-module-only", symptom=crash("AttributeError", "_restore_from_bit16_weights"))
+@pytest.mark.parametrize("load", (NOOPT, BOTH, MODULE_ONLY), ids=("noopt", "both", "module"))
+@pytest.mark.parametrize("cell", ids(cells(("bf16",), (3,))))
+def test_weights_load_without_an_optimizer(pools, tmp_path, cell, load):
+    story = Story(pools, cell, tmp_path).train_and_save()
+    loaded = story.ranks.run("resume.deepspeed.fresh:load_without_optimizer", cell=cell, folder=story.folder, load=load)
+    oracle.check(story.saved, loaded, only={"weights", "buffers"}, what="after the load")
+
+
+# --- a model file whose parameters go by other names, or are not there ---
+
+
+@pytest.mark.guard
+@pytest.mark.parametrize("rename", (True, False), ids=("renamed", "dropped"))
+@pytest.mark.parametrize("cell", ids(cells(("bf16",), (3,))))
+def test_state_dict_hooks_may_change_the_model_file(pools, tmp_path, cell, rename):
+    story = Story(pools, cell, tmp_path).train_and_save()
+    for path in tmp_path.glob("*/zero_pp_rank_*_model_states.pt"):
+        content = torch.load(path, weights_only=False)
+        module, kept = content["module"], content["buffer_names"]
+        content["module"] = {n if n in kept else f"inner.{n}": t for n, t in module.items() if rename or n in kept}
+        torch.save(content, path)
+    loaded = [r["loaded"] for r in story.resume(NOOPT)]
+    oracle.check(story.saved, loaded, only={"weights", "buffers"}, what="after the load")
 
 
 # --- the tag ---
