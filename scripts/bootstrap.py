@@ -48,9 +48,7 @@ def make():
         return fail("cannot make .venv; install this Python's venv module (on Debian: python3-venv)")
     pip = [os.path.join(VENV, "bin", "python"), "-m", "pip", "--disable-pip-version-check"]
     if subprocess.call(pip + ["install", "--quiet", "--quiet", "--editable", ROOT + "[dev]"]):
-        return fail(
-            "pip could not install carry's dependencies; check the network and pip's index, run again"
-        )
+        return fail("pip could not install carry's dependencies; check the network and pip's index, run again")
     beside = READY + ".new"
     with open(beside, "w") as handle:
         handle.write(wanted)

@@ -73,9 +73,7 @@ def pip_places() -> dict[str, str]:
     return {key: value for key, value in env.items() if value and key not in os.environ}
 
 
-def run_uv(
-    args: Sequence[str], env: dict[str, str], what: str, house: House, work: Path | None = None
-) -> str:
+def run_uv(args: Sequence[str], env: dict[str, str], what: str, house: House, work: Path | None = None) -> str:
     """Run uv under umask 022; returns the shown path of its log. Raises CouldNotRun, or UserError for a
     build."""
     from uv import find_uv_bin

@@ -65,9 +65,7 @@ def _pip() -> Check:
     except CarryError as error:
         return Check("pip", False, str(error))
     places = [shown_url(place) for place in (*config.indexes, *config.find_links)]
-    return Check(
-        "pip", bool(places), "looks in " + ", ".join(places) if places else "has no index; set index-url"
-    )
+    return Check("pip", bool(places), "looks in " + ", ".join(places) if places else "has no index; set index-url")
 
 
 def _stacks(house: House) -> Check:

@@ -92,9 +92,7 @@ def download(project: str, file_name: str, dest: Path) -> str:
         except _network_errors() as error:
             problems.append(f"{shown_url(index)} did not answer ({_short(error)})")
     why = "; ".join(problems) or "pip is configured to use no index"
-    raise CouldNotRun(
-        f"cannot fetch {file_name}: {why}; check the network and pip's index-url, then run again"
-    )
+    raise CouldNotRun(f"cannot fetch {file_name}: {why}; check the network and pip's index-url, then run again")
 
 
 def _local_places(config: PipConfig, project: str) -> list[Path]:

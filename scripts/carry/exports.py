@@ -65,9 +65,7 @@ def commits(base: Release, pin: Pin, series: Sequence[Patch]) -> str:
             name, email, date, message = _mail(base.repo, patch)
             # The committer's date only has to be the same every time, and later than the parent's.
             dates = (date, base.epoch + number)
-            head = commit_tree(
-                base.repo, index.write_tree(), [head], message, author=(name, email), dates=dates
-            )
+            head = commit_tree(base.repo, index.write_tree(), [head], message, author=(name, email), dates=dates)
     return head
 
 

@@ -27,7 +27,7 @@ class Sources:
     inside: str = ""
 
 
-_SHAPE = {key: (str, True) for key in ("project", "file", "sha256", "package")} | {"inside": (str, False)}
+_SHAPE = dict.fromkeys(("project", "file", "sha256", "package"), (str, True)) | {"inside": (str, False)}
 
 
 def load_extras(house: House, path: Path) -> tuple[Sources, ...]:

@@ -121,9 +121,7 @@ def _trailers(house: House, pin: Pin, patch: Patch) -> Iterator[str]:
 
     end = max((trailer.line for trailer in patch.trailers), default=1)
     for line, text in patch.stray_lines:
-        yield found(
-            line, f"{text!r} stands among the trailers; move it up and leave a blank line before them"
-        )
+        yield found(line, f"{text!r} stands among the trailers; move it up and leave a blank line before them")
     for trailer in patch.trailers:
         if trailer.key not in _KNOWN:
             yield found(trailer.line, f"unknown trailer {trailer.key!r}; known are {', '.join(_KNOWN)}")
@@ -215,9 +213,7 @@ def _applying(house: House, pin: Pin, series: Sequence[Patch]) -> Iterator[str]:
         yield f"{folder}:1: {error}; {refresh}"
         return
     with tempfile.TemporaryDirectory(prefix="carry-lint-") as scratch:
-        fresh = {
-            path.name: path.read_bytes() for path in export(base.repo, base.commit, head, pin, Path(scratch))
-        }
+        fresh = {path.name: path.read_bytes() for path in export(base.repo, base.commit, head, pin, Path(scratch))}
     for patch in series:
         again = fresh.pop(patch.path.name, None)
         shown = f"{folder}/{patch.path.name}"

@@ -195,9 +195,7 @@ def _where(patch: Patch, failed: ApplyFailed) -> str:
         return f"{name}: does not apply: {failed.file}: {failed.said}; rebase it on this release"
     hunk = next((hunk for hunk in change.hunks if hunk.old_line == failed.old_line), None)
     if hunk is None:
-        return (
-            f"{name}:{change.line}: does not apply to {failed.file}: {failed.said}; rebase it on this release"
-        )
+        return f"{name}:{change.line}: does not apply to {failed.file}: {failed.said}; rebase it on this release"
     return (
         f"{name}:{hunk.line}: hunk {hunk.number} of {len(change.hunks)} does not apply to "
         f"{failed.file}:{hunk.old_line}: {failed.said}; rebase it on this release"

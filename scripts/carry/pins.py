@@ -112,9 +112,7 @@ def load_upstream(house: House, name: str) -> Upstream:
 
 def versions(house: House, upstream: str) -> list[str]:
     """Pinned versions, oldest first."""
-    return sorted(
-        (path.parent.name for path in (house.patches / upstream).glob("*/pin.toml")), key=_version_key
-    )
+    return sorted((path.parent.name for path in (house.patches / upstream).glob("*/pin.toml")), key=_version_key)
 
 
 def load_pin(house: House, upstream: str, version: str) -> Pin:
@@ -150,9 +148,7 @@ def all_pins(house: House, upstream: str | None = None, version: str | None = No
         raise UserError(f"VERSION={version} needs UPSTREAM= too; say which upstream's release it is")
     names = [load_upstream(house, upstream).name] if upstream else upstream_names(house)
     return tuple(
-        load_pin(house, name, known)
-        for name in names
-        for known in ([version] if version else versions(house, name))
+        load_pin(house, name, known) for name in names for known in ([version] if version else versions(house, name))
     )
 
 
@@ -175,8 +171,7 @@ def pin_problems(data: Mapping[str, Any], path: Path, shown: str) -> list[str]:
     if not re.fullmatch(r"[^/\\]+\.tar\.(gz|bz2|xz)", data["sdist"]):
         found(
             "sdist",
-            "sdist is not a plain file name ending in .tar.gz, .tar.bz2 or .tar.xz; "
-            "write the sdist's file name",
+            "sdist is not a plain file name ending in .tar.gz, .tar.bz2 or .tar.xz; write the sdist's file name",
         )
     if "commit" in data and not re.fullmatch(r"[0-9a-f]{40}", data["commit"]):
         found("commit", "commit is not 40 lower-case hex digits; write it in full, or leave it out")

@@ -90,9 +90,7 @@ def release(house: House, pin: Pin) -> Release:
 
 
 def _known(repo: Path, ref: str) -> Release | None:
-    code, out, _ = git_bytes(
-        ["log", "-1", "--no-show-signature", "--format=%H %T %ct", ref, "--"], repo, ok=(0, 128)
-    )
+    code, out, _ = git_bytes(["log", "-1", "--no-show-signature", "--format=%H %T %ct", ref, "--"], repo, ok=(0, 128))
     if code:
         return None
     commit, tree, epoch = out.decode().split()

@@ -70,9 +70,7 @@ def merge_lines(file: str, published: bytes, built: bytes, starts: tuple[str, ..
         places = [number for number, line in enumerate(lines) if line.startswith(start)]
         values = [line for line in fresh if line.startswith(start)]
         if len(places) != len(values) or not places:
-            raise CarryError(
-                f"{file}: {len(places)} published and {len(values)} built lines begin with {start!r}"
-            )
+            raise CarryError(f"{file}: {len(places)} published and {len(values)} built lines begin with {start!r}")
         for place, value in zip(places, values, strict=True):
             lines[place] = value
     return ("\n".join(lines) + "\n").encode()

@@ -83,9 +83,7 @@ def build(house: House, pin: Pin, series: Sequence[Patch], flavour: str) -> Whee
     say(f"building {path.name} ({len(series)} patches, {len(changed)} files changed)")
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
-    with tempfile.TemporaryDirectory(
-        dir=folder.parent, prefix=".build-", ignore_cleanup_errors=True
-    ) as scratch:
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".build-", ignore_cleanup_errors=True) as scratch:
         work = Path(scratch)
         lay(applied.release, applied.tree, work / "tree")
         generated = {
@@ -155,9 +153,7 @@ def provenance(pin: Pin, series: Sequence[Patch], flavour: str) -> dict:
         "commit": pin.commit,
         "series_sha256": series_sha256(series),
         "faults": [patch.fault for patch in series],
-        "patches": [
-            {"file": patch.path.name, "sha256": patch.sha256, "fault": patch.fault} for patch in series
-        ],
+        "patches": [{"file": patch.path.name, "sha256": patch.sha256, "fault": patch.fault} for patch in series],
     }
 
 
@@ -226,10 +222,7 @@ def _run_build(house: House, pin: Pin, flavour: str, work: Path, epoch: int) -> 
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
         "SOURCE_DATE_EPOCH": str(epoch),
-        **{
-            key: text.replace("{local}", local_version(pin, flavour))
-            for key, text in pin.upstream.wheel_env.items()
-        },
+        **{key: text.replace("{local}", local_version(pin, flavour)) for key, text in pin.upstream.wheel_env.items()},
     }
     out = work / "out"
     args = [

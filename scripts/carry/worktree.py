@@ -37,9 +37,7 @@ def apply(house: House, pin: Pin) -> Path:
     base = release(house, pin)
     head = commits(base, pin, series)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        dir=folder.parent, prefix=".new-", ignore_cleanup_errors=True
-    ) as scratch:
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-", ignore_cleanup_errors=True) as scratch:
         new = Path(scratch) / folder.name
         _clone(base, head, new)
         old = Path(scratch) / "old"

@@ -105,9 +105,7 @@ def places() -> dict[str, str]:
     return {name: value for name, value in pip_places().items() if name != "UV_INDEX_STRATEGY"}
 
 
-def run(
-    args: list, places: dict[str, str], env: Path, cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
+def run(args: list, places: dict[str, str], env: Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """`args` as typed in a shell where the environment `env` is active."""
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     path = os.pathsep.join([str(env / "bin"), str(Path(find_uv_bin()).parent), environ.get("PATH", "")])
@@ -222,18 +220,14 @@ def test_a_user_installs_the_patched_release(tool, env, published, index, index_
         loose = published.requirement.partition("+")[0]
         (project / "pyproject.toml").write_text(PROJECT.format(requirement=loose, index=index_without))
         assert_refused(install(line, project), env)
-        (project / "pyproject.toml").write_text(
-            PROJECT.format(requirement=published.requirement, index=index)
-        )
+        (project / "pyproject.toml").write_text(PROJECT.format(requirement=published.requirement, index=index))
         done = install(line, project)
         assert done.returncode == 0, done.stderr
         assert_ours(env, published, places)
 
 
 def uninstall(tool: str, env: Env, places: dict[str, str]) -> None:
-    line = (
-        ["pip", "uninstall", "--quiet", "--yes"] if tool == "pip" else ["uv", "pip", "uninstall", "--quiet"]
-    )
+    line = ["pip", "uninstall", "--quiet", "--yes"] if tool == "pip" else ["uv", "pip", "uninstall", "--quiet"]
     if env.site("deepspeed-*.dist-info"):
         done = run([*line, "deepspeed"], places, env.folder)
         assert done.returncode == 0, done.stderr

@@ -7,7 +7,6 @@ import json
 import os
 from dataclasses import dataclass
 
-
 # upstream -> its name on the package index, where that is another
 DISTRIBUTION = {"nemo": "nemo-toolkit"}
 

@@ -48,9 +48,7 @@ def test_every_comparison_is_written_by_the_schema_and_shown(benched: tuple[ToyH
     toy, shown = benched
     written = documents(toy)
     assert written.keys() == NAMES
-    assert {path.name for path in (toy.root / "dist" / "bench").iterdir()} == {
-        f"{name}.json" for name in NAMES
-    }
+    assert {path.name for path in (toy.root / "dist" / "bench").iterdir()} == {f"{name}.json" for name in NAMES}
     for document in written.values():
         assert fault_in(document, "bench") is None
         assert len(document["rounds"]) == 1

@@ -25,9 +25,7 @@ def bootstrap(root: Path, *, pip: str = "raise SystemExit(0)", python: str = sys
     stub = root.parent / "stub" / "pip"
     stub.mkdir(parents=True, exist_ok=True)
     (stub / "__init__.py").touch()
-    (stub / "__main__.py").write_text(
-        f"import sys\nopen({str(root.parent / 'pip.log')!r}, 'a').write('x')\n{pip}\n"
-    )
+    (stub / "__main__.py").write_text(f"import sys\nopen({str(root.parent / 'pip.log')!r}, 'a').write('x')\n{pip}\n")
     return subprocess.run(
         [python, "-S", str(root / "scripts" / "bootstrap.py")],
         env={**os.environ, "PYTHONPATH": str(stub.parent)}, capture_output=True, text=True,
@@ -85,9 +83,7 @@ def test_a_whole_environment_costs_next_to_nothing(quick: Path):
 def test_one_that_failed_or_was_killed_is_made_anew(quick: Path):
     done = bootstrap(quick, pip="raise SystemExit(1)")
     assert done.returncode == 13
-    assert done.stderr.splitlines()[-1].startswith(
-        "carry: pip could not install carry's dependencies; check the"
-    )
+    assert done.stderr.splitlines()[-1].startswith("carry: pip could not install carry's dependencies; check the")
     assert not (quick / ".venv" / ".ready").exists()
     (quick / ".venv" / "half").touch()
     assert bootstrap(quick).returncode == 0

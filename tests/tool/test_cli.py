@@ -19,8 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_each_error_has_its_exit_code():
     codes = [
-        error.exit_code
-        for error in (CarryError, UserError, ReviewNeeded, FixNeeded, Undecided, CouldNotRun, NoGpu)
+        error.exit_code for error in (CarryError, UserError, ReviewNeeded, FixNeeded, Undecided, CouldNotRun, NoGpu)
     ]
     assert codes == [3, 1, 10, 11, 12, 13, 20]
 
@@ -53,10 +52,7 @@ def test_a_bug_is_one_line_and_a_log(toy: ToyHouse, monkeypatch, capsys):
     assert main(["doctor"]) == 3
     (log,) = (toy.root / "build" / "logs").glob("bug-*.log")
     said = capsys.readouterr().err
-    assert (
-        said
-        == f"carry: bug in carry: ZeroDivisionError: by nought; please report it with build/logs/{log.name}\n"
-    )
+    assert said == f"carry: bug in carry: ZeroDivisionError: by nought; please report it with build/logs/{log.name}\n"
     assert "Traceback" in log.read_text() and "in breaks" in log.read_text()
 
 
@@ -143,11 +139,7 @@ def make(*args: str, cwd: Path = ROOT, **more: str) -> subprocess.CompletedProce
 
 
 def test_make_alone_prints_every_target_with_one_line():
-    targets = [
-        line.partition(":")[0]
-        for line in (ROOT / "Makefile").read_text().splitlines()
-        if ": ready ##" in line
-    ]
+    targets = [line.partition(":")[0] for line in (ROOT / "Makefile").read_text().splitlines() if ": ready ##" in line]
     shown = make().stdout.splitlines()
     assert [line.split()[1] for line in shown] == ["help", *targets]
     assert all(len(line.split()) > 3 for line in shown)

@@ -98,9 +98,7 @@ def test_a_second_run_waits_and_says_for_whom(toy: ToyHouse):
         second = toy.start("apply", "toy", "1.0")
         assert second.stderr is not None
         said = second.stderr.readline()
-        assert said == (
-            f"{toy.root}/build is in use by carry prove (process {os.getpid()}); waiting for it to end\n"
-        )
+        assert said == (f"{toy.root}/build is in use by carry prove (process {os.getpid()}); waiting for it to end\n")
         time.sleep(0.2)
         assert second.poll() is None and not toy.tree.exists()
     out, _ = second.communicate(timeout=60)
@@ -119,9 +117,7 @@ def test_a_killed_holder_leaves_no_lock(toy: ToyHouse):
         "import sys, time; from pathlib import Path; from carry.lock import locked\n"
         "with locked(Path(sys.argv[1]), 'x', print): print('held', flush=True); time.sleep(60)"
     )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, str(toy.house.build)], stdout=subprocess.PIPE, text=True
-    )
+    holder = subprocess.Popen([sys.executable, "-c", code, str(toy.house.build)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None and holder.stdout.readline() == "held\n"
     holder.kill()
     holder.communicate()

@@ -152,12 +152,9 @@ def test_a_patch_to_a_mirror(toy: ToyHouse):
     name = "0001-native-two.patch"
     path = toy.folder / name
     path.write_text(path.read_text().replace("native/op.py", "toy/native/op.py"))
-    line = 1 + next(
-        n for n, text in enumerate(path.read_text().splitlines()) if text.startswith("diff --git")
-    )
+    line = 1 + next(n for n, text in enumerate(path.read_text().splitlines()) if text.startswith("diff --git"))
     assert findings(toy)[0] == (
-        f"patches/toy/1.0/{name}:{line}: touches toy/native/op.py, a copy; "
-        "patch native/op.py instead, the copy follows"
+        f"patches/toy/1.0/{name}:{line}: touches toy/native/op.py, a copy; patch native/op.py instead, the copy follows"
     )
 
 

@@ -71,9 +71,7 @@ def test_pristine_is_the_sdist(pin: Pin):
         top = f"{pin.upstream.file_name}-{pin.version}/"
         files = {m.name.removeprefix(top): archive.extractfile(m).read() for m in archive if m.isfile()}
     package = {name for name in ours if name.startswith(pin.upstream.import_name + "/")}
-    modules = {
-        name for name in files if name.startswith(pin.upstream.import_name + "/") and name.endswith(".py")
-    }
+    modules = {name for name in files if name.startswith(pin.upstream.import_name + "/") and name.endswith(".py")}
     assert modules - package == set(), "modules of the sdist that the wheel lacks"
     assert {name for name in package if ours[name] != files.get(name)} == set(pin.upstream.generated)
 

@@ -41,9 +41,7 @@ def ask(url: str, path: str, method: str = "GET", **headers: str) -> Reply:
     """One request with the path as it is; `If_Range=` becomes `If-Range:`."""
     host = url.removeprefix("http://").rstrip("/")
     connection = http.client.HTTPConnection(host, timeout=10)
-    connection.request(
-        method, path, headers={name.replace("_", "-"): value for name, value in headers.items()}
-    )
+    connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
     reply = connection.getresponse()
     body = reply.read()
     connection.close()
@@ -60,9 +58,7 @@ def serving(root: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    return make_wheel(
-        tmp_path_factory.mktemp("in"), carry=provenance(faults=["stale-masters", "tag-ignored"])
-    )
+    return make_wheel(tmp_path_factory.mktemp("in"), carry=provenance(faults=["stale-masters", "tag-ignored"]))
 
 
 @pytest.fixture(scope="module")
@@ -398,9 +394,7 @@ def pip(home: Path, *args: object) -> subprocess.CompletedProcess[str]:
 
 
 def uv(home: Path, *args: object) -> subprocess.CompletedProcess[str]:
-    return call(
-        home, find_uv_bin(), "pip", "install", "--python", sys.executable, "--target", home / "site", *args
-    )
+    return call(home, find_uv_bin(), "pip", "install", "--python", sys.executable, "--target", home / "site", *args)
 
 
 def installed(home: Path) -> list[str]:
@@ -445,9 +439,7 @@ def test_pip_and_uv_install_from_every_kind_of_host(tmp_path, root, tool, host):
 
 def test_pip_downloads_the_same_bytes(tmp_path, root, wheel):
     with as_json(root) as index:
-        done = call(
-            tmp_path, sys.executable, "-m", "pip", "download", "--index-url", index, "demo==1.0+resume.1"
-        )
+        done = call(tmp_path, sys.executable, "-m", "pip", "download", "--index-url", index, "demo==1.0+resume.1")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / FILE).read_bytes() == wheel.read_bytes()
 
@@ -508,9 +500,7 @@ def test_required_hashes_hold(tmp_path, root, wheel, tool):
         with as_json(root) as index:
             done = tool(tmp_path, option, index, "--require-hashes", "-r", requirements)
         right = digest != "0" * 64
-        assert (done.returncode == 0, installed(tmp_path)) == (right, ["demo-1.0+resume.1"] * right), (
-            done.stderr
-        )
+        assert (done.returncode == 0, installed(tmp_path)) == (right, ["demo-1.0+resume.1"] * right), done.stderr
 
 
 PROJECT = """
@@ -530,9 +520,7 @@ demo = {{ index = "carry" }}
 """
 
 
-@pytest.mark.parametrize(
-    ("state", "version"), [("with it", "1.0+resume.1"), ("empty", "1.0"), ("unfit", "1.0")]
-)
+@pytest.mark.parametrize(("state", "version"), [("with it", "1.0+resume.1"), ("empty", "1.0"), ("unfit", "1.0")])
 def test_uvs_explicit_index_takes_ours_or_nothing(tmp_path, public, ours, state, version):
     python = ".".join(map(str, sys.version_info[:2]))
     with as_json(public) as theirs, as_json(ours[state]) as index:

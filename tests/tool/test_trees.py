@@ -52,9 +52,7 @@ def test_a_series_applies_without_checkout_and_is_carried_over_to_the_mirror(her
         "toy/native/op.py",
     ]
     assert set(applied.mirrored) == {"toy/native/new.py", "toy/native/op.py"}
-    show = [
-        git(["show", f"{applied.tree}:{path}native/op.py"], applied.release.repo) for path in ("", "toy/")
-    ]
+    show = [git(["show", f"{applied.tree}:{path}native/op.py"], applied.release.repo) for path in ("", "toy/")]
     assert show[0] == show[1] == "def op():\n    return 2"
 
 
@@ -97,9 +95,7 @@ def test_git_hears_nothing_of_the_users_settings(tmp_path, monkeypatch):
     (tmp_path / ".gitconfig").write_text("[user]\n\tname = leak\n")
     env = environment(tmp_path)
     assert "GIT_DIR" not in env and "GIT_EXTERNAL_DIFF" not in env
-    done = subprocess.run(
-        ["git", "config", "user.name"], cwd=tmp_path, env=env, capture_output=True, text=True
-    )
+    done = subprocess.run(["git", "config", "user.name"], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
 
 

@@ -83,9 +83,7 @@ def test_the_wheel_says_what_it_is(built: ToyHouse):
         "faults": ["spelling", "native-two"],
         "patches": [
             {"file": name, "sha256": hashlib.sha256(content).hexdigest(), "fault": fault}
-            for (name, content), fault in zip(
-                built.patches().items(), ("spelling", "native-two"), strict=True
-            )
+            for (name, content), fault in zip(built.patches().items(), ("spelling", "native-two"), strict=True)
         ],
     }
     pristine = json.loads(contents(wheels(built)[PRISTINE])["toy-1.0+pristine.dist-info/carry.json"])
@@ -146,10 +144,7 @@ def test_the_same_inputs_give_the_same_bytes_elsewhere(built: ToyHouse, tmp_path
 
 
 def test_nothing_is_built_twice_and_git_and_uv_stay_asleep(built: ToyHouse, tmp_path: Path):
-    before = {
-        path: path.stat().st_mtime_ns
-        for path in (*wheels(built).values(), built.root / "dist/wheels" / PATCHED)
-    }
+    before = {path: path.stat().st_mtime_ns for path in (*wheels(built).values(), built.root / "dist/wheels" / PATCHED)}
     (tmp_path / "empty").mkdir()
     (built.links / "toy-1.0.tar.gz").unlink()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -235,9 +230,7 @@ def test_names(built: ToyHouse):
 def test_requirements_are_sorted_and_the_description_is_not():
     body = b"\n\nRequires-Dist: z\nRequires-Dist: y\n"
     text = b"Name: x\nRequires-Dist: b\nProvides-Extra: e\nRequires-Dist: a" + body
-    assert sort_requirements(text) == (
-        b"Name: x\nRequires-Dist: a\nProvides-Extra: e\nRequires-Dist: b" + body
-    )
+    assert sort_requirements(text) == (b"Name: x\nRequires-Dist: a\nProvides-Extra: e\nRequires-Dist: b" + body)
 
 
 def test_published_lines_stay_but_for_ours():

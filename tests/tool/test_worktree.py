@@ -185,9 +185,7 @@ def test_apply_leaves_a_folder_that_is_none_of_ours(toy: ToyHouse):
 
 def test_refresh_without_a_tree(toy: ToyHouse):
     done = toy.run("refresh", "toy", "1.0", check=1)
-    assert (
-        "no work tree build/trees/toy-1.0; make it with `make apply UPSTREAM=toy VERSION=1.0`" in done.stderr
-    )
+    assert "no work tree build/trees/toy-1.0; make it with `make apply UPSTREAM=toy VERSION=1.0`" in done.stderr
 
 
 def test_refresh_refuses_to_export_an_edit_of_a_mirror(series: ToyHouse):
@@ -217,10 +215,7 @@ def test_refresh_refuses_an_empty_commit_and_a_merge(series: ToyHouse):
 
 def test_refresh_refuses_in_the_middle_of_a_rebase(series: ToyHouse):
     (series.tree / ".git" / "rebase-merge").mkdir()
-    assert (
-        "is in the middle of a rebase; finish or abort it"
-        in series.run("refresh", "toy", "1.0", check=1).stderr
-    )
+    assert "is in the middle of a rebase; finish or abort it" in series.run("refresh", "toy", "1.0", check=1).stderr
 
 
 def test_an_interrupted_refresh_loses_nothing(series: ToyHouse, monkeypatch: pytest.MonkeyPatch):

@@ -113,9 +113,7 @@ class ToyHouse:
 
     def environment(self, **more: str) -> dict[str, str]:
         """The caller's environment without anything that tells pip, uv or git where to look."""
-        kept = {
-            key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "UV_", "GIT_"))
-        }
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "UV_", "GIT_"))}
         return kept | {
             "CARRY_ROOT": str(self.root),
             "PIP_CONFIG_FILE": os.devnull,

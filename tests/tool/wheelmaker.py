@@ -65,9 +65,7 @@ def provenance(version: str = "1.0", revision: int = 1, flavour: str = "patched"
 
 def tree(folder: Path) -> dict[str, bytes]:
     """Relative path -> content of every file below `folder`."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
-    }
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def _digest(content: bytes) -> str:

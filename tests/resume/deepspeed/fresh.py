@@ -1,4 +1,5 @@
 """Rank functions for tests of fresh optimizers that ``runs`` has no use for."""
+
 from __future__ import annotations
 
 from dataclasses import replace

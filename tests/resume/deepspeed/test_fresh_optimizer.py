@@ -1,4 +1,5 @@
 """A fresh optimizer on loaded weights: optimizer files are left alone, or absent as after a conversion."""
+
 from __future__ import annotations
 
 import glob
@@ -47,9 +48,13 @@ def start(pools, cell: Cell, folder, load: dict, saved: list[oracle.Snapshot]) -
     for result in resumed:
         result["loaded"] = oracle.without(result["loaded"], "client")
     # releases differ in whether 16-bit training has 16-bit buffers
-    saved = [replace(oracle.without(one, "client"),
-                     buffers={n: b.to(result["loaded"].buffers[n].dtype) for n, b in one.buffers.items()})
-             for one, result in zip(saved, resumed, strict=True)]
+    saved = [
+        replace(
+            oracle.without(one, "client"),
+            buffers={n: b.to(result["loaded"].buffers[n].dtype) for n, b in one.buffers.items()},
+        )
+        for one, result in zip(saved, resumed, strict=True)
+    ]
     story.check_weights_only(resumed, counters=False, saved=saved)
     story.check_no_optimizer_file(resumed)
     return resumed
@@ -61,8 +66,7 @@ def start(pools, cell: Cell, folder, load: dict, saved: list[oracle.Snapshot]) -
 RIGHT = [(c, "both") for c in cells(("fp16",), (1, 2, 3), (1,))]
 WRONG = [(c, "noopt") for c in cells(stages=(1, 2, 3))]
 WRONG += [(c, "both") for c in cells(("bf16", "fp32"), (1, 2, 3), (1,))]
-WRONG += [(Cell("bf16", 1, w, grad_accum="fp32"), load)
-          for w, load in ((1, "noopt"), (1, "both"), (2, "noopt"))]
+WRONG += [(Cell("bf16", 1, w, grad_accum="fp32"), load) for w, load in ((1, "noopt"), (1, "both"), (2, "noopt"))]
 WRONG += [(Cell("bf16", 2, load_from_fp32=False), "noopt"), (Cell("bf16", 3, optimizer="fused"), "noopt")]
 
 
@@ -87,9 +91,13 @@ def test_masters_follow_loaded_weights_in_fp16(pools, tmp_path, cell, load):
 
 
 @pytest.mark.fault("fresh-optimizer-masters", symptom=symptoms.MastersStale)
-@pytest.mark.parametrize("cell, load", params(
-    [(c, "noopt") for c in cells(("bf16", "fp32"), (1, 2), model="moe")] +
-    [(Cell("bf16", 2, 1, model="moe"), "both")]))
+@pytest.mark.parametrize(
+    "cell, load",
+    params(
+        [(c, "noopt") for c in cells(("bf16", "fp32"), (1, 2), model="moe")]
+        + [(Cell("bf16", 2, 1, model="moe"), "both")]
+    ),
+)
 def test_masters_follow_loaded_weights_of_experts(pools, tmp_path, cell, load):
     story = Story(pools, cell, tmp_path).train_and_save()
     resumed = story.resume(load)
@@ -100,13 +108,24 @@ def check_experts(story: Story, resumed: list[dict]) -> None:
     """As ``Story.check_weights_only``, by partitions: <= 0.12 cannot name the masters of experts."""
     loaded = [r["loaded"] for r in resumed]
     oracle.check(story.saved, loaded, only={"weights"}, what="after the load")
-    reference = story.ranks.run("resume.deepspeed.fresh:reference", cell=story.cell,
-                                weights=[s.weights for s in story.saved])
+    reference = story.ranks.run(
+        "resume.deepspeed.fresh:reference", cell=story.cell, weights=[s.weights for s in story.saved]
+    )
     fresh = [r["fresh"] for r in reference]
-    oracle.check(fresh, loaded, only={"partitions", "moments", "step", "groups", "scale"}, as_symptom=FRESH,
-                 what="after the load")
-    oracle.check([r["final"] for r in reference], [r["final"] for r in resumed], only={"weights", "moments"},
-                 as_symptom=dict.fromkeys(("weights", "moments"), symptoms.Diverged), what="training on")
+    oracle.check(
+        fresh,
+        loaded,
+        only={"partitions", "moments", "step", "groups", "scale"},
+        as_symptom=FRESH,
+        what="after the load",
+    )
+    oracle.check(
+        [r["final"] for r in reference],
+        [r["final"] for r in resumed],
+        only={"weights", "moments"},
+        as_symptom=dict.fromkeys(("weights", "moments"), symptoms.Diverged),
+        what="training on",
+    )
     story.check_no_optimizer_file(resumed)
 
 
@@ -130,8 +149,9 @@ def converted(cell: Cell) -> tuple[dict, list[oracle.Snapshot]]:
     model = models.make("dense", seed=11)
     for buffer in model.buffers():
         buffer.fill_(0.25)
-    expected = oracle.Snapshot(weights={n: p.detach().to(cell.dtype) for n, p in model.named_parameters()},
-                               buffers=dict(model.named_buffers()))
+    expected = oracle.Snapshot(
+        weights={n: p.detach().to(cell.dtype) for n, p in model.named_parameters()}, buffers=dict(model.named_buffers())
+    )
     return model.state_dict(), [expected] * cell.world
 
 
@@ -146,9 +166,13 @@ def check_converted(pools, cell: Cell, folder, load: dict, expected: list[oracle
 CONVERTED = [(c, "both") for c in cells()] + [(c, "noopt") for c in cells(("bf16",), worlds=(1,), scheduler=True)]
 
 
-@pytest.mark.parametrize("cell, load", [
-    pytest.param(*p.values, id=p.id, marks=no_files(NOT_FOUND if p.values[0].stage == 3 else NO_PROGRESS))
-    for p in params(CONVERTED)])
+@pytest.mark.parametrize(
+    "cell, load",
+    [
+        pytest.param(*p.values, id=p.id, marks=no_files(NOT_FOUND if p.values[0].stage == 3 else NO_PROGRESS))
+        for p in params(CONVERTED)
+    ],
+)
 def test_converted_model_starts_training(pools, tmp_path, cell, load):
     weights, expected = converted(cell)
     write_model(tmp_path, {"module": weights})
@@ -160,8 +184,9 @@ def test_converted_model_starts_training(pools, tmp_path, cell, load):
 def test_client_state_is_what_the_file_holds(pools, tmp_path, load):
     cell = Cell("bf16", 1, scheduler=True)
     write_model(tmp_path, {"module": converted(cell)[0], "epoch": 3})
-    client_states = pools(cell.world).run("resume.deepspeed.fresh:client_state", cell=cell, folder=str(tmp_path),
-                                          load=load)
+    client_states = pools(cell.world).run(
+        "resume.deepspeed.fresh:client_state", cell=cell, folder=str(tmp_path), load=load
+    )
     assert client_states == [{"epoch": 3}] * cell.world
 
 
@@ -189,9 +214,11 @@ def from_16bit_model(pools, cell, tmp_path, folder):
 
 
 # how a rank fails depends on the release: newer ones read the model files before they look for the optimizer files
-SOURCES = [pytest.param(from_stage_2, id="stage2", marks=no_files(NOT_FOUND)),
-           pytest.param(from_rank_0, id="rank0", marks=no_files((NO_ZERO3_FILE, NO_SHARDS))),
-           pytest.param(from_16bit_model, id="16bit", marks=no_files(NOT_FOUND))]
+SOURCES = [
+    pytest.param(from_stage_2, id="stage2", marks=no_files(NOT_FOUND)),
+    pytest.param(from_rank_0, id="rank0", marks=no_files((NO_ZERO3_FILE, NO_SHARDS))),
+    pytest.param(from_16bit_model, id="16bit", marks=no_files(NOT_FOUND)),
+]
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -207,11 +234,13 @@ def test_zero3_loads_full_weights(pools, tmp_path, cell, source):
 def test_zero3_without_its_weights_says_what_is_missing(pools, tmp_path, cell, load):
     story = Story(pools, cell, tmp_path).train_and_save()
     remove_optimizer_files(tmp_path)
-    outcomes = story.ranks.outcomes("resume.deepspeed.runs:resume", cell=cell, folder=story.folder,
-                                    load=load)
+    outcomes = story.ranks.outcomes("resume.deepspeed.runs:resume", cell=cell, folder=story.folder, load=load)
     for outcome in outcomes:
         assert isinstance(outcome, symptoms.Symptom), f"loaded weights that are nowhere: {outcome}"
-        if not (isinstance(outcome, symptoms.Crash) and outcome.type_name == "FileNotFoundError"
-                and re.search(r"bf16_zero_pp_rank_\d+_mp_rank_00_optim_states\.pt", outcome.text)
-                and "mp_rank_00_model_states.pt" in outcome.text):
+        if not (
+            isinstance(outcome, symptoms.Crash)
+            and outcome.type_name == "FileNotFoundError"
+            and re.search(r"bf16_zero_pp_rank_\d+_mp_rank_00_optim_states\.pt", outcome.text)
+            and "mp_rank_00_model_states.pt" in outcome.text
+        ):
             raise outcome

@@ -1,4 +1,5 @@
 """``load_module_only=True`` means the module only: no moments, no optimizer files, any world size."""
+
 from __future__ import annotations
 
 import pytest
@@ -11,8 +12,12 @@ from resume.symptoms import crash
 
 # where pristine 0.12.6 keeps optimizer state in files of their own: ZeRO, and BF16_Optimizer at stage 0
 SEPARATE = [*cells(("bf16",), (0,)), *cells(stages=(1, 2, 3))]
-OTHERS = [Cell("bf16", 1, 1, grad_accum="fp32"), Cell("bf16", 1, 2, grad_accum="fp32"),
-          Cell("bf16", 1, 1, load_from_fp32=False), Cell("bf16", 3, 1, optimizer="fused")]
+OTHERS = [
+    Cell("bf16", 1, 1, grad_accum="fp32"),
+    Cell("bf16", 1, 2, grad_accum="fp32"),
+    Cell("bf16", 1, 1, load_from_fp32=False),
+    Cell("bf16", 3, 1, optimizer="fused"),
+]
 
 
 def ids(some) -> list:

@@ -1,4 +1,5 @@
 """Saving and loading as NeMo's strategies do: sharded state dicts, through NeMo's DistributedCheckpointIO."""
+
 from __future__ import annotations
 
 import itertools
@@ -37,11 +38,15 @@ def optimizer_state(engine: Engine, loading: bool = False) -> dict:
     init_optimizer_states(optimizer.optimizer)
     state = optimizer.state_dict()
     params = get_param_id_to_sharded_param_map(
-        model_sharded_state_dict=model, optim_params_iter=itertools.chain.from_iterable(optimizer.float16_groups))
+        model_sharded_state_dict=model, optim_params_iter=itertools.chain.from_iterable(optimizer.float16_groups)
+    )
     state["fp32_from_fp16_params"] = [
-        [make_sharded_optimizer_tensor(params[i], master, prefix="optimizer.state.fp32_param")
-         for i, master in zip(group["params"], masters)]
-        for masters, group in zip(state["fp32_from_fp16_params"], state["optimizer"]["param_groups"])]
+        [
+            make_sharded_optimizer_tensor(params[i], master, prefix="optimizer.state.fp32_param")
+            for i, master in zip(group["params"], masters, strict=False)
+        ]
+        for masters, group in zip(state["fp32_from_fp16_params"], state["optimizer"]["param_groups"], strict=False)
+    ]
     optim_state_to_sharding_state(state["optimizer"], params)
     return state
 
@@ -74,7 +79,7 @@ def respell(state: dict, spelling: str) -> None:
         if isinstance(x, ShardedTensorFactory):
             for old in ("optimizer.state.param.", "optimizer.state.fp32_param."):
                 if x.key.startswith(old):
-                    x.key = f"optimizer.state.{spelling}.{x.key[len(old):]}"
+                    x.key = f"optimizer.state.{spelling}.{x.key[len(old) :]}"
                     break
         return x
 

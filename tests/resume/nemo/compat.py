@@ -10,6 +10,7 @@ Apex nothing here is applied but the import of NeMo's parts and ``restores_group
 * Apex's v2 load of the release on the index leaves the param groups as they are.  Apex has restored them since
   February 2024, which is what users have; ``restores_groups`` is that change.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -98,8 +99,9 @@ def _with_newer_torch() -> None:
     from torch.distributed.checkpoint import filesystem
 
     def write_item(*args):
-        return filesystem._write_item(filesystem._StorageWriterTransforms(), *args,
-                                      filesystem.SerializationFormat.TORCH_SAVE)
+        return filesystem._write_item(
+            filesystem._StorageWriterTransforms(), *args, filesystem.SerializationFormat.TORCH_SAVE
+        )
 
     writer._write_item = write_item
 
@@ -120,7 +122,9 @@ def on_cpu() -> None:
     distributed.reduce_scatter_tensor = cuda_calls.reduce_scatter_tensor
     distributed.all_gather_into_tensor = cuda_calls.all_gather_into_tensor
     moe = importlib.import_module("megatron.core.transformer.moe.moe_utils")
-    if not hasattr(moe, "te_general_gemm"):  # 0.16 defines it where transformer-engine is installed, and uses it anywhere
+    if not hasattr(
+        moe, "te_general_gemm"
+    ):  # 0.16 defines it where transformer-engine is installed, and uses it anywhere
         moe.te_general_gemm = None
     if not hasattr(moe, "router_gating_linear"):  # older ones count tokens with histc
         moe.torch = cuda_calls.Torch()
@@ -157,9 +161,14 @@ def prepare() -> None:
     from apex.contrib.optimizers.distributed_fused_adam import DistributedFusedAdam
 
     restores_groups(DistributedFusedAdam)
-    for name in ("megatron.core.models.gpt.gpt_model", "megatron.core.models.gpt.gpt_layer_specs",
-                 "nemo.core.optim.distributed_adam", "nemo.core.optim.optimizers", "nemo.core.optim.optimizer_with_main_params",
-                 "nemo.utils.callbacks.dist_ckpt_io"):
+    for name in (
+        "megatron.core.models.gpt.gpt_model",
+        "megatron.core.models.gpt.gpt_layer_specs",
+        "nemo.core.optim.distributed_adam",
+        "nemo.core.optim.optimizers",
+        "nemo.core.optim.optimizer_with_main_params",
+        "nemo.utils.callbacks.dist_ckpt_io",
+    ):
         importlib.import_module(name)
     main_params = importlib.import_module("nemo.core.optim.optimizer_with_main_params")
     sys.modules["nemo.core.optim"].MainParamsOptimizerWrapper = main_params.MainParamsOptimizerWrapper
@@ -173,5 +182,8 @@ def setup(rank: int, world: int) -> None:
     multiprocessing.current_process()._config["daemon"] = False
     multiprocessing.set_start_method("fork", force=True)
     torch.distributed.init_process_group(
-        "nccl" if torch.cuda.is_available() else "gloo", init_method=f"file://{os.environ['CARRY_STORE']}", rank=rank,
-        world_size=world)
+        "nccl" if torch.cuda.is_available() else "gloo",
+        init_method=f"file://{os.environ['CARRY_STORE']}",
+        rank=rank,
+        world_size=world,
+    )

@@ -1,4 +1,5 @@
 """Build a model and its optimizer from a ``Cell``, train, save, load, and take ``Snapshot``s of them."""
+
 from __future__ import annotations
 
 import itertools
@@ -9,8 +10,10 @@ import torch
 from resume.nemo import compat, models
 from resume.oracle import Snapshot
 
-HYPER = {"source": {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.1, "bias_correction": True},
-         "target": {"lr": 0.3, "betas": (0.5, 0.6), "eps": 1e-2, "weight_decay": 0.7, "bias_correction": False}}
+HYPER = {
+    "source": {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.1, "bias_correction": True},
+    "target": {"lr": 0.3, "betas": (0.5, 0.6), "eps": 1e-2, "weight_decay": 0.7, "bias_correction": False},
+}
 
 
 @dataclass(frozen=True)
@@ -86,10 +89,17 @@ def build(cell: Cell, seed: int) -> Engine:
         from nemo.core.optim.distributed_adam import MegatronDistributedFusedAdam
 
         optimizer = MegatronDistributedFusedAdam(
-            groups, **hyper, dtype=torch.float32, grad_sync_dtype=torch.float32, bucket_cap_mb=0.005,
-            param_sync_dtype=torch.bfloat16, store_params=cell.masters == "params",
-            store_param_remainders=cell.masters == "remainders", overlap_grad_sync=False,
-            **({} if torch.cuda.is_available() else {"device": "cpu"}))
+            groups,
+            **hyper,
+            dtype=torch.float32,
+            grad_sync_dtype=torch.float32,
+            bucket_cap_mb=0.005,
+            param_sync_dtype=torch.bfloat16,
+            store_params=cell.masters == "params",
+            store_param_remainders=cell.masters == "remainders",
+            overlap_grad_sync=False,
+            **({} if torch.cuda.is_available() else {"device": "cpu"}),
+        )
     return Engine(cell, model, optimizer, params, order)
 
 
@@ -125,7 +135,7 @@ def _reduce_main_grads(engine: Engine) -> None:
 
 
 def _fused_masters(engine: Engine) -> dict[str, torch.Tensor]:
-    return dict(zip(engine.order, itertools.chain(*engine.optimizer.fp32_from_float16_groups)))
+    return dict(zip(engine.order, itertools.chain(*engine.optimizer.fp32_from_float16_groups), strict=False))
 
 
 def round_half_up(engine: Engine) -> None:
@@ -156,7 +166,7 @@ def snapshot(engine: Engine) -> Snapshot:
         ignored = ("params", "step")
     else:
         state = optimizer.state_dict()
-        by_id = dict(zip(itertools.chain(*(g["params"] for g in state["param_groups"])), engine.order))
+        by_id = dict(zip(itertools.chain(*(g["params"] for g in state["param_groups"])), engine.order, strict=False))
         masters, moments = {}, {}
         for index, name in by_id.items():
             masters[name] = _own(state["state"][index]["param"])
@@ -181,7 +191,7 @@ def plant_ties(engine: Engine) -> None:
         masters = _fused_masters(engine)
     else:
         ids = itertools.chain(*(g["params"] for g in state["param_groups"]))
-        masters = {name: state["state"][i]["param"] for i, name in zip(ids, engine.order)}
+        masters = {name: state["state"][i]["param"] for i, name in zip(ids, engine.order, strict=False)}
     with torch.no_grad():
         for name, master in masters.items():
             flat = master.view(-1)
@@ -204,10 +214,11 @@ def assume(engine: Engine, saved: Snapshot) -> None:
         for name, master in masters.items():
             engine.params[name].copy_(saved.weights[name])
             master.copy_(saved.masters[name])
-            optimizer.state[master] = {k: saved.moments[f"{name}.{k}"].to(master.device, copy=True)
-                                       for k in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[master] = {
+                k: saved.moments[f"{name}.{k}"].to(master.device, copy=True) for k in ("exp_avg", "exp_avg_sq")
+            }
     for group in optimizer.param_groups:
-        name = list(itertools.islice(names, len(group["params"])))[0]
+        name = next(iter(itertools.islice(names, len(group["params"]))))
         group["step"] = saved.step["step"]
         for key in HYPER["source"]:
             group[key] = saved.groups[f"{name}.{key}"]

@@ -1,4 +1,5 @@
 """Imports of NeMo as a rank does them, without the bridges of ``compat``."""
+
 from __future__ import annotations
 
 import importlib

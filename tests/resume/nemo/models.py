@@ -1,4 +1,5 @@
 """Tiny megatron-core GPT models and data: a mixture of experts and its dense twins, small enough for 0.1 s a run."""
+
 from __future__ import annotations
 
 import torch
@@ -47,20 +48,49 @@ def make(kind: str, seed: int, ep: int = 1) -> torch.nn.Module:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     parallel(ep)
-    moe = {"num_moe_experts": 2, "moe_router_topk": 1, "moe_router_pre_softmax": True,
-           "moe_token_dispatcher_type": "allgather",
-           "moe_router_load_balancing_type": "none", "moe_aux_loss_coeff": 0.0,
-           "expert_model_parallel_size": ep} if kind == "moe" else {}
+    moe = (
+        {
+            "num_moe_experts": 2,
+            "moe_router_topk": 1,
+            "moe_router_pre_softmax": True,
+            "moe_token_dispatcher_type": "allgather",
+            "moe_router_load_balancing_type": "none",
+            "moe_aux_loss_coeff": 0.0,
+            "expert_model_parallel_size": ep,
+        }
+        if kind == "moe"
+        else {}
+    )
     gated = {"gated_linear_unit": True, "activation_func": torch.nn.functional.silu} if kind != "plain" else {}
     config = TransformerConfig(
-        num_layers=1, hidden_size=WIDTH, num_attention_heads=2, ffn_hidden_size=WIDTH, use_cpu_initialization=True,
-        bf16=True, params_dtype=torch.bfloat16, add_bias_linear=kind == "plain", hidden_dropout=0.0,
-        attention_dropout=0.0, gradient_accumulation_fusion=False, masked_softmax_fusion=False,
-        bias_activation_fusion=False, bias_dropout_fusion=False, apply_rope_fusion=False, **gated, **moe)
+        num_layers=1,
+        hidden_size=WIDTH,
+        num_attention_heads=2,
+        ffn_hidden_size=WIDTH,
+        use_cpu_initialization=True,
+        bf16=True,
+        params_dtype=torch.bfloat16,
+        add_bias_linear=kind == "plain",
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        **gated,
+        **moe,
+    )
     block = TransformerBlockSubmodules(layer_specs=[_spec(kind)], layer_norm=_norm())
     torch.manual_seed(seed)
-    model = GPTModel(config, block, vocab_size=VOCAB, max_sequence_length=LENGTH,
-                     position_embedding_type="learned_absolute", share_embeddings_and_output_weights=False)
+    model = GPTModel(
+        config,
+        block,
+        vocab_size=VOCAB,
+        max_sequence_length=LENGTH,
+        position_embedding_type="learned_absolute",
+        share_embeddings_and_output_weights=False,
+    )
     _seed(model, seed, ep)
     return model.bfloat16()
 
@@ -118,8 +148,10 @@ def groups(model: torch.nn.Module, ep: int, count: int) -> list[dict]:
     expert = [(n, p) for n, p in rest if ep > 1 and not getattr(p, "allreduce", True)]
     own = [(n, p) for n, p in rest if count == 3 and ep == 1 and "embedding" in n]
     decay = [(n, p) for n, p in rest if not any(p is q for _, q in (*expert, *own))]
-    made = [{"params": [p for _, p in decay], "is_expert": False},
-            {"params": [p for _, p in expert], "is_expert": True},
-            {"params": [p for _, p in plain], "weight_decay": 0.0, "is_expert": False},
-            {"params": [p for _, p in own], "is_expert": False, "lr_mult": 0.5}]
+    made = [
+        {"params": [p for _, p in decay], "is_expert": False},
+        {"params": [p for _, p in expert], "is_expert": True},
+        {"params": [p for _, p in plain], "weight_decay": 0.0, "is_expert": False},
+        {"params": [p for _, p in own], "is_expert": False, "lr_mult": 0.5},
+    ]
     return [g for g in made if g["params"]]

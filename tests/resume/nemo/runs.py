@@ -1,4 +1,5 @@
 """What the ranks run: train and save, load and train on, and the reference that both are held against."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -13,8 +14,14 @@ from resume.symptoms import StateDictChanged
 STEPS, MORE = 3, 4
 
 
-def train_and_save(cell: Cell, folder: str, ties: bool = False, spelling: str | None = None, stale: bool = False,
-                   optimizer: bool = True) -> Snapshot:
+def train_and_save(
+    cell: Cell,
+    folder: str,
+    ties: bool = False,
+    spelling: str | None = None,
+    stale: bool = False,
+    optimizer: bool = True,
+) -> Snapshot:
     """Train from seed 1 and save; this rank's snapshot.
 
     ``ties``: put masters halfway between bf16 values first.  ``spelling``: see ``checkpoints.save``.

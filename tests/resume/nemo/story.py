@@ -16,6 +16,7 @@ rounds half to even: after the load they equal the masters so rounded, and the
 further steps equal those of a fused_adam run that rounds so.  A plain
 fused_adam run differs by less than ``bound``.
 """
+
 from __future__ import annotations
 
 import os
@@ -31,6 +32,7 @@ ALL = {"weights", "masters", "moments", "step", "groups"}
 
 def merged(snapshots: list[Snapshot]) -> Snapshot:
     """One snapshot with the parameters of all ranks."""
+
     def join(kind):
         return {k: v for snap in reversed(snapshots) for k, v in getattr(snap, kind).items()}
 
@@ -57,15 +59,17 @@ class Story:
         self.again = os.path.join(str(folder), "again")
         self.saved = Snapshot()
 
-    def train_and_save(self, **kwargs) -> "Story":
+    def train_and_save(self, **kwargs) -> Story:
         ranks = self.pools(self.source.world)
-        self.saved = merged(ranks.run("resume.nemo.runs:train_and_save", cell=self.source, folder=self.folder,
-                                      **kwargs))
+        self.saved = merged(
+            ranks.run("resume.nemo.runs:train_and_save", cell=self.source, folder=self.folder, **kwargs)
+        )
         return self
 
     def resume(self, target: Cell, folder: str | None = None, **kwargs) -> list[dict]:
-        return self.pools(target.world).run("resume.nemo.runs:resume", cell=target, folder=folder or self.folder,
-                                            **kwargs)
+        return self.pools(target.world).run(
+            "resume.nemo.runs:resume", cell=target, folder=folder or self.folder, **kwargs
+        )
 
     def check(self, target: Cell, **kwargs) -> None:
         """Resume as ``target`` and hold every step of the protocol."""
@@ -77,14 +81,20 @@ class Story:
     def check_loaded(self, target: Cell, resumed: list[dict], what: str = "after the load") -> None:
         expected = self.expected(target)
         for key in ("loaded", "twice"):
-            oracle.check([expected] * len(resumed), [r[key] for r in resumed], only=ALL,
-                         what=what if key == "loaded" else f"{what}, twice")
+            oracle.check(
+                [expected] * len(resumed),
+                [r[key] for r in resumed],
+                only=ALL,
+                what=what if key == "loaded" else f"{what}, twice",
+            )
 
     def expected(self, target: Cell) -> Snapshot:
         """What ``target`` must hold after the load: the save, its experts marked as the target's parallelism has it."""
         saved = self.saved
-        groups = {k: target.ep > 1 and ".local_experts." in k if k.endswith(".is_expert") else v
-                  for k, v in saved.groups.items()}
+        groups = {
+            k: target.ep > 1 and ".local_experts." in k if k.endswith(".is_expert") else v
+            for k, v in saved.groups.items()
+        }
         weights = saved.weights
         if target.masters == "remainders":
             weights = {n: engines.half_up(m) for n, m in saved.masters.items()}
@@ -99,9 +109,16 @@ class Story:
         if oracle.moved([self.expected(target)] * len(final), final) < 1e-3:
             raise AssertionError("training on moves no weight: it cannot show anything")
         if rounded:
-            oracle.check(self._reference(target, False), final, only={"masters"}, as_symptom=diverged,
-                         tolerance=bound(runs.MORE), what="training on, next to a plain fused_adam run")
+            oracle.check(
+                self._reference(target, False),
+                final,
+                only={"masters"},
+                as_symptom=diverged,
+                tolerance=bound(runs.MORE),
+                what="training on, next to a plain fused_adam run",
+            )
 
     def _reference(self, target: Cell, rounded: bool) -> list[Snapshot]:
-        return self.pools(target.world).run("resume.nemo.runs:reference", cell=target, saved=self.saved,
-                                            rounded=rounded)
+        return self.pools(target.world).run(
+            "resume.nemo.runs:reference", cell=target, saved=self.saved, rounded=rounded
+        )

@@ -1,4 +1,5 @@
 """From distributed_fused_adam back to fused_adam."""
+
 from __future__ import annotations
 
 import pytest
@@ -13,8 +14,9 @@ NO_OPTIONS = crash("KeyError", "bias_correction")
 
 def worlds(model: str):
     for saved, loaded in ((1, 1), (2, 2), (2, 1)):
-        yield pytest.param(Cell(model, "distributed", world=saved), Cell(model, "fused", world=loaded),
-                           id=f"{model}-{saved}to{loaded}")
+        yield pytest.param(
+            Cell(model, "distributed", world=saved), Cell(model, "fused", world=loaded), id=f"{model}-{saved}to{loaded}"
+        )
 
 
 @pytest.mark.fault("dist-to-fused", symptom=NO_OPTIONS)

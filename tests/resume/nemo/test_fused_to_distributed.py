@@ -1,4 +1,5 @@
 """From fused_adam to distributed_fused_adam, and what param groups carry over."""
+
 from __future__ import annotations
 
 import pytest
@@ -17,9 +18,11 @@ def pairs(model: str):
     for saved, loaded in ((1, 1), (2, 2), (2, 1)):
         for groups in (2, 3):
             for masters in ("params", "remainders"):
-                yield pytest.param(Cell(model, "fused", world=saved, groups=groups),
-                                   Cell(model, "distributed", masters, world=loaded, groups=groups),
-                                   id=f"{model}-{saved}to{loaded}-{groups}groups-{masters}")
+                yield pytest.param(
+                    Cell(model, "fused", world=saved, groups=groups),
+                    Cell(model, "distributed", masters, world=loaded, groups=groups),
+                    id=f"{model}-{saved}to{loaded}-{groups}groups-{masters}",
+                )
 
 
 @pytest.mark.fault("factory-keys", symptom=MISSING_KEY)

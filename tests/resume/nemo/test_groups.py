@@ -1,4 +1,5 @@
 """Which of a checkpoint's param groups belongs to which of the optimizer's."""
+
 from __future__ import annotations
 
 import pytest

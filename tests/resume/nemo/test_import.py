@@ -1,4 +1,5 @@
 """NeMo's optimizers import without optional packages, and the whole of nemo.core with its real dependencies."""
+
 from __future__ import annotations
 
 import subprocess

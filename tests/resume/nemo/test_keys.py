@@ -1,4 +1,5 @@
 """Under which key a gated layer's fp32 params are saved, and that checkpoints with either key load."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,5 @@
 """Sharded state dicts made by nemo.lightning, which 3.0.0 no longer has."""
+
 from __future__ import annotations
 
 import pytest

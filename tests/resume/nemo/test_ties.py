@@ -1,4 +1,5 @@
 """Masters halfway between two bf16 values, where weights were rounded half to even and remainders mean half up."""
+
 from __future__ import annotations
 
 import pytest

@@ -4,6 +4,7 @@ Same arguments, same in-place results in plain torch, all on the arithmetic of
 ``fused_adam.multi_tensor_adam``; used only where the machine has no CUDA.
 Parity is tested in ``tests/resume/standin/test_apex_kernels.py``.
 """
+
 from __future__ import annotations
 
 import sys
@@ -16,7 +17,7 @@ from resume.standin.fused_adam import multi_tensor_adam
 
 def multi_tensor_scale(chunk_size, noop_flag, tensor_lists, scale) -> None:
     """``out = in * scale`` for [ins, outs]; the flag is raised where an input is not finite."""
-    for source, dest in zip(*tensor_lists):
+    for source, dest in zip(*tensor_lists, strict=False):
         if noop_flag is not None and not torch.isfinite(source).all():
             noop_flag.fill_(1)
         dest.copy_(source.float() * scale)
@@ -30,17 +31,29 @@ def multi_tensor_l2norm(chunk_size, noop_flag, tensor_lists, per_tensor=False):
 
 def maybe_cast_mt(chunk_size, overflow_flag, tensor_lists) -> None:
     """Copy each of [ins] to its one of [outs], cast to its dtype."""
-    for source, dest in zip(*tensor_lists):
+    for source, dest in zip(*tensor_lists, strict=False):
         dest.copy_(source)
 
 
-def multi_tensor_fused_adam(chunk_size, noop_flag, tensor_lists, grad_scale, lr, beta1, beta2, eps, step, mode,
-                            bias_correction, weight_decay) -> None:
+def multi_tensor_fused_adam(
+    chunk_size, noop_flag, tensor_lists, grad_scale, lr, beta1, beta2, eps, step, mode, bias_correction, weight_decay
+) -> None:
     """One step over [params_in, exp_avgs, exp_avg_sqs, grads, params_out]; ``mode`` 1 decouples the weight decay."""
-    for param_in, exp_avg, exp_avg_sq, grad, param_out in zip(*tensor_lists):
+    for param_in, exp_avg, exp_avg_sq, grad, param_out in zip(*tensor_lists, strict=False):
         param = param_in.detach().float()
-        multi_tensor_adam(chunk_size, None, [[grad.float() * grad_scale], [param], [exp_avg], [exp_avg_sq]], lr, beta1,
-                          beta2, eps, step, mode, bias_correction, weight_decay)
+        multi_tensor_adam(
+            chunk_size,
+            None,
+            [[grad.float() * grad_scale], [param], [exp_avg], [exp_avg_sq]],
+            lr,
+            beta1,
+            beta2,
+            eps,
+            step,
+            mode,
+            bias_correction,
+            weight_decay,
+        )
         param_in.copy_(param)
         param_out.copy_(param)
 
@@ -58,13 +71,25 @@ def split_bf16(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return ((bits >> 16) + (remainder < 0).int()).to(torch.int16).view(torch.bfloat16), remainder
 
 
-def multi_tensor_fused_adam_with_param_remainders(chunk_size, noop_flag, tensor_lists, grad_scale, lr, beta1, beta2,
-                                                  eps, step, mode, bias_correction, weight_decay) -> None:
+def multi_tensor_fused_adam_with_param_remainders(
+    chunk_size, noop_flag, tensor_lists, grad_scale, lr, beta1, beta2, eps, step, mode, bias_correction, weight_decay
+) -> None:
     """One step over [bf16 params_in, remainders, exp_avgs, exp_avg_sqs, grads, bf16 params_out]."""
-    for param_in, remainder, exp_avg, exp_avg_sq, grad, param_out in zip(*tensor_lists):
+    for param_in, remainder, exp_avg, exp_avg_sq, grad, param_out in zip(*tensor_lists, strict=False):
         param = join_bf16(param_in.detach(), remainder)
-        multi_tensor_adam(chunk_size, None, [[grad.float() * grad_scale], [param], [exp_avg], [exp_avg_sq]], lr, beta1,
-                          beta2, eps, step, mode, bias_correction, weight_decay)
+        multi_tensor_adam(
+            chunk_size,
+            None,
+            [[grad.float() * grad_scale], [param], [exp_avg], [exp_avg_sq]],
+            lr,
+            beta1,
+            beta2,
+            eps,
+            step,
+            mode,
+            bias_correction,
+            weight_decay,
+        )
         high, low = split_bf16(param)
         param_out.copy_(high)
         remainder.copy_(low)
@@ -77,13 +102,18 @@ def _unused(*_args, **_kwargs):
 def install() -> None:
     """Make ``amp_C``, ``fused_adam_cuda`` and ``distributed_adam_cuda`` importable."""
     modules = {
-        "amp_C": {"multi_tensor_scale": multi_tensor_scale, "multi_tensor_l2norm": multi_tensor_l2norm,
-                  "multi_tensor_adam": multi_tensor_adam, "multi_tensor_adam_capturable": _unused,
-                  "multi_tensor_adam_capturable_master": _unused},
+        "amp_C": {
+            "multi_tensor_scale": multi_tensor_scale,
+            "multi_tensor_l2norm": multi_tensor_l2norm,
+            "multi_tensor_adam": multi_tensor_adam,
+            "multi_tensor_adam_capturable": _unused,
+            "multi_tensor_adam_capturable_master": _unused,
+        },
         "fused_adam_cuda": {"maybe_cast_mt": maybe_cast_mt},
         "distributed_adam_cuda": {
             "multi_tensor_fused_adam": multi_tensor_fused_adam,
-            "multi_tensor_fused_adam_with_param_remainders": multi_tensor_fused_adam_with_param_remainders},
+            "multi_tensor_fused_adam_with_param_remainders": multi_tensor_fused_adam_with_param_remainders,
+        },
     }
     for name, functions in modules.items():
         module = types.ModuleType(name)

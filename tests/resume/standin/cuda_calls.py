@@ -3,6 +3,7 @@
 A module keeps its code and gets ``torch`` replaced by a ``Torch()``; nothing
 outside that module sees it.  Used only where the machine has no CUDA.
 """
+
 from __future__ import annotations
 
 import contextlib

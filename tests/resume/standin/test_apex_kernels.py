@@ -1,4 +1,5 @@
 """Parity of the stand-ins with torch, in fp32 to 1e-6."""
+
 from __future__ import annotations
 
 import pytest
@@ -30,7 +31,7 @@ def test_distributed_step_is_torchs(mode, cls):
     ours, m, v, out = tensors(0), *([torch.zeros(s) for s in SHAPES] for _ in range(3))
     for step in range(1, 6):
         grads = tensors(step)
-        for p, g in zip(params, grads):
+        for p, g in zip(params, grads, strict=False):
             p.grad = g / 4
         optimizer.step()
         kernels.multi_tensor_fused_adam(0, None, [ours, m, v, grads, out], *arguments(step, mode, 0.25))
@@ -42,18 +43,19 @@ def test_distributed_step_is_torchs(mode, cls):
 def test_step_with_remainders_is_torchs():
     params = [p.requires_grad_() for p in tensors(0)]
     optimizer = torch.optim.AdamW(params, **HYPER)
-    high, low = (list(t) for t in zip(*(kernels.split_bf16(p.detach()) for p in params)))
+    high, low = (list(t) for t in zip(*(kernels.split_bf16(p.detach()) for p in params), strict=False))
     m, v = ([torch.zeros(s) for s in SHAPES] for _ in range(2))
     for step in range(1, 6):
         grads = tensors(step)
-        for p, g in zip(params, grads):
+        for p, g in zip(params, grads, strict=False):
             p.grad = g
         optimizer.step()
         out = [torch.empty_like(h) for h in high]
-        kernels.multi_tensor_fused_adam_with_param_remainders(0, None, [high, low, m, v, grads, out],
-                                                              *arguments(step, 1))
+        kernels.multi_tensor_fused_adam_with_param_remainders(
+            0, None, [high, low, m, v, grads, out], *arguments(step, 1)
+        )
         high = out
-        assert close([kernels.join_bf16(*pair) for pair in zip(high, low)], [p.detach() for p in params])
+        assert close([kernels.join_bf16(*pair) for pair in zip(high, low, strict=False)], [p.detach() for p in params])
 
 
 def test_split_and_join_are_exact_and_round_half_up():
@@ -76,4 +78,4 @@ def test_scale_norm_and_cast():
     assert close(each.unbind(), [s.norm() for s in source])
     half = [torch.empty(s, dtype=torch.float16) for s in SHAPES]
     kernels.maybe_cast_mt(0, None, [source, half])
-    assert all(torch.equal(h, s.half()) for h, s in zip(half, source))
+    assert all(torch.equal(h, s.half()) for h, s in zip(half, source, strict=False))
