@@ -41,8 +41,9 @@ def _resolve(target: str):
 
 @functools.cache
 def _folder(package: str) -> str | None:
-    spec = importlib.util.find_spec(package)
-    return os.path.dirname(spec.origin) + os.sep if spec and spec.origin else None
+    spec = importlib.util.find_spec(package)  # a namespace, such as megatron, has folders and no file
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    return places[0] + os.sep if places else None
 
 
 def _is_upstream(frames, packages) -> bool:

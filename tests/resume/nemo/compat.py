@@ -181,9 +181,4 @@ def setup(rank: int, world: int) -> None:
     # saving writes from child processes, which daemonic ones may not have; forked, as in a run that a launcher started
     multiprocessing.current_process()._config["daemon"] = False
     multiprocessing.set_start_method("fork", force=True)
-    torch.distributed.init_process_group(
-        "nccl" if torch.cuda.is_available() else "gloo",
-        init_method=f"file://{os.environ['CARRY_STORE']}",
-        rank=rank,
-        world_size=world,
-    )
+    torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo", rank=rank, world_size=world)

@@ -218,7 +218,7 @@ def assume(engine: Engine, saved: Snapshot) -> None:
                 k: saved.moments[f"{name}.{k}"].to(master.device, copy=True) for k in ("exp_avg", "exp_avg_sq")
             }
     for group in optimizer.param_groups:
-        name = next(iter(itertools.islice(names, len(group["params"]))))
+        name, *_ = itertools.islice(names, len(group["params"]))  # all of them are used up
         group["step"] = saved.step["step"]
         for key in HYPER["source"]:
             group[key] = saved.groups[f"{name}.{key}"]
