@@ -45,7 +45,7 @@ def test_a_module_inside_an_sdist(toy: ToyHouse, links: Path, tmp_path: Path):
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     unpack_extras(toy.house, [Sources("get", path.name, digest, "get.py", "get-1.0/src")], tmp_path / "site")
     assert [path.name for path in (tmp_path / "site").iterdir()] == ["get.py"]
-    with pytest.raises(UserError, match="holds no .py file of got"):
+    with pytest.raises(UserError, match=r"holds no \.py file of got"):
         unpack_extras(toy.house, [Sources("get", path.name, digest, "got", "get-1.0")], tmp_path / "site")
 
 
