@@ -81,18 +81,26 @@ def run_uv(args: Sequence[str], env: dict[str, str], what: str, house: House, wo
     log = house.build / "logs" / (re.sub(r"[^\w.+-]+", "-", what) + ".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "wb") as handle:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [find_uv_bin(), *args],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=handle,
             stderr=subprocess.STDOUT,
             umask=0o022,
+            start_new_session=True,
         )
+        try:
+            code = process.wait()
+        except BaseException:
+            # uv's own children too: a build that goes on would write into what is about to be removed
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
     shown = house.relative(log)
-    if done.returncode:
+    if code:
         text = log.read_text(encoding="utf-8", errors="replace")
-        if done.returncode == -signal.SIGXFSZ or any(words in text.lower() for words in _DISK_FULL):
+        if code == -signal.SIGXFSZ or any(words in text.lower() for words in _DISK_FULL):
             raise CouldNotRun(f"no space left while {what}; free some and run again")
         last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")
         kind = UserError if work else CouldNotRun

@@ -101,7 +101,8 @@ def house(tmp_path):
 
 
 def env():
-    return envs.Env(envs.Stack("s", Path("s.txt"), Path("s.cuda.txt"), "0" * 64), Path(sys.executable), "3", "2")
+    stack = envs.Stack("s", Path("s.txt"), Path("s.cuda.txt"), Path("s.extra.toml"), "0" * 64)
+    return envs.Env(stack, Path(sys.executable), "3", "2")
 
 
 def test_a_site_holds_the_wheel_installed_by_hash(house):

@@ -24,7 +24,7 @@ each_pin = pytest.mark.parametrize("pin", PINS, ids=str)
 
 
 def wheel(pin: Pin, flavour: str) -> Path:
-    path = HOUSE.candidate / pin.upstream.name / wheel_name(pin, flavour)
+    path = HOUSE.candidate / pin.upstream.index_name / wheel_name(pin, flavour)
     assert path.exists(), f"{path} is not built; run `make build-wheels` first"
     return path
 
@@ -116,7 +116,7 @@ def test_a_build_in_another_folder_gives_the_same_bytes(pin: Pin, tmp_path: Path
     for flavour in ("patched", "pristine"):
         here, there = (
             wheel(pin, flavour),
-            root / "build/candidate/simple" / pin.upstream.name / wheel_name(pin, flavour),
+            root / "build/candidate/simple" / pin.upstream.index_name / wheel_name(pin, flavour),
         )
         assert sha256(there) == sha256(here), flavour
 
