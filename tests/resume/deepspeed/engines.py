@@ -18,7 +18,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Cell:
     """One way to train.
 
-    ``precision``: fp32, bf16, fp16.  ``stage``: ZeRO 0-3.  ``model``: dense, moe.
+    ``precision``: fp32, bf16, fp16.  ``stage``: ZeRO 0-3.  ``model``: as ``models.make``.
     ``optimizer``: adamw (torch), fused (DeepSpeed's FusedAdam).  ``grad_accum``: None (the default) or "fp32",
     which picks BF16_Optimizer at stage 1.  ``load_from_fp32``: the ZeRO option ``load_from_fp32_weights``.
     ``lr``: the first group's learning rate.  ``scheduler``: whether a WarmupLR scheduler runs.

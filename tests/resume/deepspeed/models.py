@@ -58,10 +58,15 @@ class Moe(torch.nn.Module):
 
 
 def make(kind: str, seed: int, world: int = 1) -> torch.nn.Module:
-    """A fresh model of ``kind`` ("dense", "moe"), the same on every machine for one ``seed``."""
+    """A fresh model of ``kind``, the same on every machine for one ``seed``.
+
+    "dense"; "frozen": dense with its first linear frozen; "moe": experts over ``world`` ranks.
+    """
     torch.manual_seed(seed)
-    if kind == "dense":
-        return Dense()
+    if kind in ("dense", "frozen"):
+        model = Dense()
+        model.up.requires_grad_(kind == "dense")
+        return model
     if kind == "moe":
         return Moe(ep_size=world)
     raise ValueError(f"no such model: {kind}")
