@@ -13,9 +13,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from resume import oracle, symptoms
+from resume import oracle, symptoms, wheel
+from resume.deepspeed import kept
 from resume.deepspeed.engines import Cell
 
+# the release under test, as far as tests differ by it
+RELEASE = tuple(int(part) for part in wheel.installed("deepspeed").version.split(".")[:2])
 # what a load without optimizer states must leave as a new engine has it
 FRESH = {"moments": symptoms.MomentsNotFresh, "step": symptoms.StepNotRestored}
 NOOPT = {"load_optimizer_states": False}
@@ -34,7 +37,12 @@ class Story:
         return self.ranks.run(f"resume.deepspeed.runs:{name}", **kwargs)
 
     def train_and_save(self, **kwargs) -> Story:
-        self.trained = self._run("train_and_save", cell=self.cell, folder=self.folder, **kwargs)
+        cell = replace(self.cell, load_from_fp32=None)  # an option of loads: the run and its files are the same
+        self.trained = kept.once(
+            f"train {cell} {kwargs}",
+            lambda folder: self._run("train_and_save", cell=cell, folder=folder, **kwargs),
+            self.folder,
+        )
         moved = oracle.moved([r["saved"] for r in self.trained], [r["final"] for r in self.trained])
         if moved < 1e-3:
             raise AssertionError(f"the run moves its weights by only {moved}: it cannot show anything")
@@ -49,6 +57,14 @@ class Story:
         if any(r["path"] is None for r in resumed):
             raise symptoms.NothingLoaded(f"load_checkpoint({load}) returned no path")
         return resumed
+
+    def reference(self, cell: Cell, weights: list[dict], partitions: list[dict] | None = None) -> list[dict]:
+        """``runs.reference`` of every rank."""
+        prints = kept.fingerprint(weights), kept.fingerprint(partitions or [])
+        return kept.once(
+            f"reference {cell} {prints}",
+            lambda _: self._run("reference", cell=cell, weights=weights, partitions=partitions),
+        )
 
     def check_full(self, resumed: list[dict]) -> None:
         """A full load: everything is the save's, and the further steps are the uninterrupted run's."""
@@ -73,11 +89,10 @@ class Story:
             oracle.differences(s, now, only={"partitions"}) for s, now in zip(saved, loaded, strict=True)
         )
         oracle.check_masters_follow_weights(loaded, what)
-        reference = self._run(
-            "reference",
-            cell=cell,
-            weights=[s.weights for s in saved],
-            partitions=[s.partitions for s in saved] if own_masters else None,
+        reference = self.reference(
+            replace(cell, load_from_fp32=None),
+            [s.weights for s in saved],
+            [s.partitions for s in saved] if own_masters else None,
         )
         fresh = [r["fresh"] for r in reference]
         oracle.check(

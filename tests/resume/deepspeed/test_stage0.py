@@ -8,36 +8,60 @@ import os
 import pytest
 import torch
 
-from resume import oracle, symptoms, wheel
+from resume import oracle, symptoms
 from resume.deepspeed.engines import Cell
-from resume.deepspeed.story import BOTH, FRESH, MODULE_ONLY, NOOPT, Story, cells, variant
+from resume.deepspeed.story import BOTH, FRESH, MODULE_ONLY, NOOPT, RELEASE, Story, cells, variant
 from resume.deepspeed.test_fresh_optimizer import remove_optimizer_files
+from resume.symptoms import crash
 
-STALE = {"symptom": symptoms.MastersStale}
 HALVES = ("bf16", "fp16")
-# <= 0.12 trains bf16 at stage 0 with BF16_Optimizer, which has no MoE
-BF16_WRAPPED = not wheel.installed("deepspeed").version.startswith("0.12.")
-DENSE = [*cells(HALVES, (0,)), *cells(HALVES, (0,), optimizer="fused")]
-MOE = [
-    cell
-    for optimizer in ("adamw", "fused")
-    for cell in cells(HALVES if BF16_WRAPPED else ("fp16",), (0,), model="moe", optimizer=optimizer)
-]
+# < 0.17 trains bf16 at stage 0 with BF16_Optimizer, later ones with the wrappers of fp16. BF16_Optimizer has the
+# fault, and no MoE, in <= 0.12; 0.17 fails in every load into a wrapped one.
+WRAPPED = RELEASE >= (0, 17)
+RIGHT_BF16 = (0, 13) <= RELEASE < (0, 17)
+# 0.17 returns from the step of an fp16 FusedAdam before it has made it: there is no training to resume
+FUSED = HALVES if RELEASE != (0, 17) else ("bf16",)
+
+
+def stage0(precisions, **common) -> list[Cell]:
+    """Cells of both wrappers, where they train."""
+    fused = [precision for precision in precisions if precision in FUSED]
+    return [*cells(precisions, (0,), **common), *cells(fused, (0,), optimizer="fused", **common)]
+
+
+DENSE = stage0(("fp16",) if RIGHT_BF16 else HALVES)
+MOE = stage0(HALVES if WRAPPED else ("fp16",), model="moe")
 
 
 def ids(some) -> list:
     return [pytest.param(cell, id=cell.id) for cell in some]
 
 
-@pytest.mark.fault("stage0-stale-masters", **STALE)
-@pytest.mark.parametrize("cell", ids(DENSE))
+ANY_LOAD = crash("AttributeError", "_restore_from_bit16_weights")
+
+
+def stale(some) -> list:
+    """As ``ids``, each with the mark of ``stage0-stale-masters``: 0.17 does not get as far with bf16."""
+    return [
+        pytest.param(
+            cell,
+            id=cell.id,
+            marks=pytest.mark.fault(
+                "stage0-stale-masters",
+                symptom=ANY_LOAD if RELEASE == (0, 17) and cell.precision == "bf16" else symptoms.MastersStale,
+            ),
+        )
+        for cell in some
+    ]
+
+
+@pytest.mark.parametrize("cell", stale(DENSE))
 def test_masters_follow_the_loaded_weights(pools, tmp_path, cell):
     story = Story(pools, cell, tmp_path).train_and_save()
     story.check_weights_only(story.resume(NOOPT), counters=True)
 
 
-@pytest.mark.fault("stage0-stale-masters", **STALE)
-@pytest.mark.parametrize("cell", ids(MOE))
+@pytest.mark.parametrize("cell", stale(MOE))
 def test_masters_of_experts_follow_the_loaded_weights(pools, tmp_path, cell):
     story = Story(pools, cell, tmp_path).train_and_save()
     remove_optimizer_files(tmp_path)
@@ -49,17 +73,14 @@ def check_experts(story: Story, resumed: list[dict]) -> None:
     loaded = [r["loaded"] for r in resumed]
     oracle.check(story.saved, loaded, only={"weights", "buffers"}, what="after the load")
     oracle.check_masters_follow_weights(loaded, "after the load")
-    reference = story.ranks.run(
-        "resume.deepspeed.runs:reference", cell=story.cell, weights=[s.weights for s in story.saved]
-    )
+    reference = story.reference(story.cell, [s.weights for s in story.saved])
     fresh = [r["fresh"] for r in reference]
     only = {"masters", "partitions", "moments", "step", "groups"}
     oracle.check(fresh, loaded, only=only, as_symptom=FRESH, what="after the load")
     story.check_final([r["final"] for r in reference], resumed)
 
 
-@pytest.mark.fault("stage0-stale-masters", **STALE)
-@pytest.mark.parametrize("cell", ids(DENSE))
+@pytest.mark.parametrize("cell", stale(DENSE))
 def test_masters_follow_weights_saved_without_an_optimizer(pools, tmp_path, cell):
     story = Story(pools, cell, tmp_path).train_and_save()
     for path in glob.glob(os.path.join(tmp_path, "*", "mp_rank_*_model_states.pt")):
@@ -71,9 +92,8 @@ def test_masters_follow_weights_saved_without_an_optimizer(pools, tmp_path, cell
     story.check_weights_only(story.resume(NOOPT), counters=True)
 
 
-@pytest.mark.fault("stage0-stale-masters", **STALE)
 @pytest.mark.parametrize("source", (1, 2))
-@pytest.mark.parametrize("cell", ids(cells(HALVES, (0,))))
+@pytest.mark.parametrize("cell", stale(c for c in DENSE if c.optimizer == "adamw"))
 def test_masters_follow_weights_saved_at_another_stage(pools, tmp_path, cell, source):
     story = Story(pools, variant(cell, stage=source), tmp_path).train_and_save()
     resumed = Story(pools, cell, tmp_path)
@@ -95,19 +115,73 @@ def test_fp32_has_no_masters_to_refresh(pools, tmp_path, cell, load):
         story.check_weights_only(resumed, counters=load is NOOPT)
 
 
-RIGHT = HALVES if BF16_WRAPPED else ("fp16",)  # BF16_Optimizer of <= 0.12 is wrong here too
+RIGHT = HALVES if RELEASE >= (0, 13) and RELEASE != (0, 17) else ("fp16",)
 
 
 @pytest.mark.guard
 @pytest.mark.parametrize("load", [pytest.param(MODULE_ONLY, id="module-only"), pytest.param(BOTH, id="both")])
-@pytest.mark.parametrize("cell", ids([*cells(RIGHT, (0,)), *cells(RIGHT, (0,), optimizer="fused")]))
+@pytest.mark.parametrize("cell", ids(stage0(RIGHT)))
 def test_module_only(pools, tmp_path, cell, load):
     story = Story(pools, cell, tmp_path).train_and_save()
     story.check_weights_only(story.resume(load), counters=False)
 
 
 @pytest.mark.guard
-@pytest.mark.parametrize("cell", ids([*cells(RIGHT, (0,), optimizer="fused"), Cell("fp16", 0, 1, scheduler=True)]))
+@pytest.mark.parametrize(
+    "cell", ids([*(c for c in stage0(RIGHT) if c.optimizer == "fused"), Cell("fp16", 0, 1, scheduler=True)])
+)
 def test_full_resume_is_exact(pools, tmp_path, cell):
     story = Story(pools, cell, tmp_path).train_and_save()
     story.check_full(story.resume())
+
+
+BF16_OPTIMIZER = stage0(("bf16",)) if RIGHT_BF16 else cells(("bf16",), (0,), grad_accum="fp32")
+
+if (0, 13) <= RELEASE <= (0, 17):  # later ones refuse gradients of another precision without ZeRO
+
+    @pytest.mark.guard
+    @pytest.mark.parametrize("cell", ids(BF16_OPTIMIZER))
+    def test_bf16_optimizer_takes_its_masters_from_the_weights(pools, tmp_path, cell):
+        story = Story(pools, cell, tmp_path).train_and_save()
+        story.check_full(story.resume())
+        story.check_weights_only(story.resume(NOOPT), counters=True)
+
+
+# --- bf16, where the wrappers of fp16 came to it before their checkpoints did ---
+
+any_load = pytest.mark.fault("bf16-stage0-any-load", symptom=ANY_LOAD)
+
+
+@any_load
+@pytest.mark.parametrize("cell", ids(stage0(("bf16",))))
+def test_bf16_resumes(pools, tmp_path, cell):
+    story = Story(pools, cell, tmp_path).train_and_save()
+    story.check_full(story.resume())
+
+
+@any_load
+@pytest.mark.parametrize("load", [pytest.param(MODULE_ONLY, id="module-only"), pytest.param(BOTH, id="both")])
+@pytest.mark.parametrize("cell", ids(stage0(("bf16",))))
+def test_bf16_loads_the_module_only(pools, tmp_path, cell, load):
+    story = Story(pools, cell, tmp_path).train_and_save()
+    story.check_weights_only(story.resume(load), counters=False)
+
+
+@any_load
+@pytest.mark.parametrize("cell", ids(cells(("bf16",), (0,), model="moe")))
+def test_bf16_resumes_experts(pools, tmp_path, cell):
+    story = Story(pools, cell, tmp_path).train_and_save()
+    story.check_full(story.resume())
+
+
+@any_load
+@pytest.mark.parametrize("cell", ids(cells(("bf16",), (0,))))
+def test_bf16_says_that_optimizer_states_are_missing(pools, tmp_path, cell):
+    """A checkpoint of the pristine release, which left them out."""
+    story = Story(pools, cell, tmp_path).train_and_save()
+    for path in tmp_path.glob("*/mp_rank_*_model_states.pt"):
+        torch.save({**torch.load(path, weights_only=False), "optimizer": None}, path)
+    for outcome in story.ranks.outcomes("resume.deepspeed.runs:resume", cell=cell, folder=story.folder):
+        assert isinstance(outcome, symptoms.Symptom), f"loaded states that are nowhere: {outcome}"
+        if not crash("ValueError", "holds no optimizer states").matches(outcome):
+            raise outcome
