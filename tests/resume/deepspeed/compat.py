@@ -6,6 +6,9 @@ None of this touches saving or loading.  On a machine with CUDA nothing here is 
 * The CPU accelerators name a ``ccl`` backend, or build an shm reduce op; both become plain gloo.
 * fp16 is reported as unsupported on most CPUs; torch computes it all the same.
 * <= 0.12 finds gradients by ``Tensor.type()`` names that no CPU tensor has.
+* Collectives that are waited for by the last of them, as CUDA's streams allow and gloo's independent handles do not
+  (up to 0.18).
+* 0.17 makes a tensor of a number with ``FloatTensor``, which CUDA's accelerator takes for a value.
 * <= 0.12 gathers into views with autograd on, which gloo's kernels refuse.
 * FusedAdam's kernel is CUDA's: ``resume.standin.fused_adam`` takes its place.
 """
@@ -83,6 +86,8 @@ def _accelerator():
         cls.Event = property(lambda self: _Stream)
         cls.current_stream = cls.default_stream = lambda self, device_index=None: _Stream()
         cls.stream = lambda self, stream: contextlib.nullcontext()
+    if _version() == (0, 17):
+        cls.FloatTensor = property(lambda self: functools.partial(torch.tensor, dtype=torch.float))
     return accelerator
 
 
@@ -96,12 +101,21 @@ def _split_by_dtype(tensors):
     return buckets
 
 
-def _without_autograd(collective):
-    """The same collective on the same memory, with no autograd history for gloo's threads to refuse.
+def _in_order(collective):
+    """The same collective, over when it returns."""
 
-    It is over when it returns: old releases wait for the last of several only, which CUDA's streams allow and
-    gloo's independent handles do not (upstream waits for each since).
-    """
+    @functools.wraps(collective)
+    def call(self, *args, **kwargs):
+        work = collective(self, *args, **kwargs)
+        if hasattr(work, "wait"):
+            work.wait()
+        return work
+
+    return call
+
+
+def _without_autograd(collective):
+    """The same collective on the same memory, with no autograd history for gloo's threads to refuse."""
 
     def plain(value):
         if torch.is_tensor(value):
@@ -110,10 +124,7 @@ def _without_autograd(collective):
 
     @functools.wraps(collective)
     def call(self, *args, **kwargs):
-        work = collective(self, *map(plain, args), **{k: plain(v) for k, v in kwargs.items()})
-        if hasattr(work, "wait"):
-            work.wait()
-        return work
+        return collective(self, *map(plain, args), **{k: plain(v) for k, v in kwargs.items()})
 
     return call
 
@@ -125,10 +136,14 @@ def _after_import() -> None:
 
     if hasattr(comm_torch, "build_shm_op"):
         comm_torch.build_shm_op = lambda: None
+    backend = comm_torch.TorchBackend
+    for name in ("all_gather_into_tensor", "all_gather", "broadcast", "all_reduce", "reduce_scatter_tensor"):
+        if _version() <= (0, 12):
+            setattr(backend, name, _without_autograd(getattr(backend, name)))
+        if _version() <= (0, 18):
+            setattr(backend, name, _in_order(getattr(backend, name)))
     if _version() <= (0, 12):
         engine.split_half_float_double_sparse = _split_by_dtype
-        for name in ("all_gather_into_tensor", "all_gather", "broadcast", "all_reduce", "reduce_scatter_tensor"):
-            setattr(comm_torch.TorchBackend, name, _without_autograd(getattr(comm_torch.TorchBackend, name)))
 
     import deepspeed.ops.adam.fused_adam as fused
 

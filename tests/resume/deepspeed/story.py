@@ -135,6 +135,15 @@ def cells(precisions=("bf16", "fp16", "fp32"), stages=(0, 1, 2, 3), worlds=(1, 2
     return [Cell(precision=p, stage=s, world=w, **common) for p in precisions for s in stages for w in worlds]
 
 
+def loads(cell: Cell) -> bool:
+    """Whether the pristine release loads anything: 0.17 does not where it trains bf16 with the wrappers of fp16."""
+    return RELEASE != (0, 17) or cell.precision != "bf16" or (cell.stage > 0 and cell.grad_accum is None)
+
+
+# what such a load ends in
+ANY_LOAD = symptoms.crash("AttributeError", "Optimizer' object has no attribute")
+
+
 def variant(cell: Cell, **changes) -> Cell:
     """``cell`` with some fields changed."""
     return replace(cell, **changes)
