@@ -8,7 +8,7 @@ None of this touches saving or loading.  On a machine with CUDA nothing here is 
 * <= 0.12 finds gradients by ``Tensor.type()`` names that no CPU tensor has.
 * Collectives that are waited for by the last of them, as CUDA's streams allow and gloo's independent handles do not
   (up to 0.18).
-* 0.17 makes a tensor of a number with ``FloatTensor``, which CUDA's accelerator takes for a value.
+* 0.13 to 0.18 make a tensor of a number with ``FloatTensor``, which CUDA's accelerator takes for a value.
 * <= 0.12 gathers into views with autograd on, which gloo's kernels refuse.
 * FusedAdam's kernel is CUDA's: ``resume.standin.fused_adam`` takes its place.
 """
@@ -86,7 +86,7 @@ def _accelerator():
         cls.Event = property(lambda self: _Stream)
         cls.current_stream = cls.default_stream = lambda self, device_index=None: _Stream()
         cls.stream = lambda self, stream: contextlib.nullcontext()
-    if _version() == (0, 17):
+    if (0, 13) <= _version() <= (0, 18):
         cls.FloatTensor = property(lambda self: functools.partial(torch.tensor, dtype=torch.float))
     return accelerator
 
