@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import unittest.mock
 from collections.abc import Callable
 
 import torch
@@ -37,6 +38,9 @@ def _export(cell: Cell, folder: str, how: str, **kwargs) -> dict[str, torch.Tens
     if how == "model":
         model = zero_to_fp32.load_state_dict_from_zero_checkpoint(_plain_model(cell), folder, **kwargs)
         return model.state_dict()
+    if how == "debug":
+        with unittest.mock.patch.object(zero_to_fp32, "debug", True):
+            return zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(folder, **kwargs)
     lazy = how == "lazy"
     state = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(folder, lazy_mode=lazy, **kwargs)
     return {name: value.contiguous() for name, value in state.items()} if lazy else state
@@ -45,7 +49,7 @@ def _export(cell: Cell, folder: str, how: str, **kwargs) -> dict[str, torch.Tens
 def export(cell: Cell, folder: str, how: str = "state dict", **kwargs) -> Snapshot | None:
     """Export the checkpoint in ``folder`` on rank 0; an export that names all the model's tensors is loaded, too.
 
-    ``how``: "state dict", "lazy", "files", "script" (the copy in the checkpoint) or "model".  ``kwargs``: the
+    ``how``: "state dict", "lazy", "files", "script" (the copy in the checkpoint), "debug" or "model".  ``kwargs``: the
     exporter's own.  The snapshot has parameters, and what else the export holds, as fp32 weights; and buffers.
     """
     if torch.distributed.get_rank():
@@ -79,7 +83,6 @@ def expected(cell: Cell, saved: list[Snapshot], masters: bool = True, frozen: bo
         buffers.update({name(local): tensor.float() for local, tensor in snap.buffers.items()})
     weights.update({other: weights[one] for other, one in SHARED.get(cell.model, {}).items()})
     return Snapshot(weights=weights, buffers=buffers)
-
 
 
 def read_16bit_model(cell: Cell, folder: str) -> Snapshot | None:

@@ -6,13 +6,14 @@ Each export is compared with the run at the save, and loaded into a plain torch 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 
 from resume import oracle, symptoms
 from resume.deepspeed import exports, runs
 from resume.deepspeed.engines import Cell
-from resume.deepspeed.story import Story
+from resume.deepspeed.story import Story, variant
 from resume.symptoms import crash
 
 HOWS = ("lazy", "files", "script", "model")
@@ -62,7 +63,9 @@ def test_every_way_to_export(pools, tmp_path, cell, how):
 
 @pytest.mark.guard
 @pytest.mark.parametrize("at_save", (False, True), ids=("export", "save"))
-@pytest.mark.parametrize("cell", each(Cell("bf16", 1, 2, "lora"), Cell("bf16", 2, 2, "lora"), Cell("bf16", 3, 2, "lora")))
+@pytest.mark.parametrize(
+    "cell", each(Cell("bf16", 1, 2, "lora"), Cell("bf16", 2, 2, "lora"), Cell("bf16", 3, 2, "lora"))
+)
 def test_frozen_parameters_are_excluded(pools, tmp_path, cell, at_save):
     saved = save(pools, cell, tmp_path, save={"exclude_frozen_parameters": at_save})
     check(pools, cell, tmp_path, saved, frozen=False, exclude_frozen_parameters=True)
@@ -104,7 +107,8 @@ def test_every_way_to_export_stage1_has_frozen_parameters(pools, tmp_path, cell,
 @pytest.mark.fault("bf16opt-export", symptom=crash("ValueError", "is not a zero checkpoint"))
 @pytest.mark.parametrize("how", ("state dict", "files"))
 @pytest.mark.parametrize(
-    "cell", each(*(Cell("bf16", 1, w, model, grad_accum="fp32") for w in (1, 2) for model in ("dense", "frozen", "tied")))
+    "cell",
+    each(*(Cell("bf16", 1, w, model, grad_accum="fp32") for w in (1, 2) for model in ("dense", "frozen", "tied"))),
 )
 def test_bf16_optimizer_exports(pools, tmp_path, cell, how):
     check(pools, cell, tmp_path, save(pools, cell, tmp_path), how)
@@ -152,7 +156,12 @@ def test_an_expert_that_is_missing_is_named(pools, tmp_path, cell):
 @pytest.mark.fault("moe-16bit-model", symptom=symptoms.WeightsNotRestored)
 @pytest.mark.parametrize(
     "cell",
-    each(Cell("bf16", 0, 2, "moe"), Cell("bf16", 1, 2, "moe"), Cell("fp16", 2, 2, "moe"), Cell("bf16", 2, 2, "frozen-moe")),
+    each(
+        Cell("bf16", 0, 2, "moe"),
+        Cell("bf16", 1, 2, "moe"),
+        Cell("fp16", 2, 2, "moe"),
+        Cell("bf16", 2, 2, "frozen-moe"),
+    ),
 )
 def test_16bit_model_has_all_experts(pools, tmp_path, cell):
     saved = pools(cell.world).run("resume.deepspeed.fresh:save_16bit_model", cell=cell, folder=str(tmp_path))
@@ -163,7 +172,9 @@ def test_16bit_model_has_all_experts(pools, tmp_path, cell):
 @pytest.mark.guard
 @pytest.mark.parametrize(
     "cell",
-    each(Cell("bf16", 1, 1, "moe"), Cell("bf16", 2, 2, "frozen"), Cell("fp16", 3, 2, "tied"), Cell("bf16", 3, 2, "lora")),
+    each(
+        Cell("bf16", 1, 1, "moe"), Cell("bf16", 2, 2, "frozen"), Cell("fp16", 3, 2, "tied"), Cell("bf16", 3, 2, "lora")
+    ),
 )
 def test_16bit_model(pools, tmp_path, cell):
     test_16bit_model_has_all_experts(pools, tmp_path, cell)
@@ -192,7 +203,32 @@ def test_every_way_to_export_a_pipeline(pools, tmp_path, cell, how):
     check(pools, cell, tmp_path, save(pools, cell, tmp_path), how)
 
 
-# --- the tag, and checkpoints without ZeRO ---
+# --- a model with other names ---
+
+
+@pytest.mark.fault("export-load-names", symptom=symptoms.WeightsNotRestored)
+@pytest.mark.parametrize("cell", each(Cell("bf16", 2, 1), Cell("fp16", 3, 2)))
+def test_a_model_without_any_of_the_names_is_refused(pools, tmp_path, cell):
+    saved = save(pools, cell, tmp_path)
+    wrapped = variant(cell, model="based")
+    try:
+        check(pools, wrapped, tmp_path, saved, "model")
+    except symptoms.Crash as error:
+        if not crash("ValueError", "up.weight").matches(error):
+            raise
+
+
+@pytest.mark.guard
+@pytest.mark.parametrize("cell", each(Cell("bf16", 2, 2, "lora")))
+def test_a_model_may_have_more_names(pools, tmp_path, cell):
+    saved = save(pools, variant(cell, model="based"), tmp_path)
+    exported = pools(cell.world).run("resume.deepspeed.exports:export", cell=cell, folder=str(tmp_path), how="model")
+    expected = exports.expected(cell, saved)
+    weights = {name: exported[0].weights[name] for name in expected.weights}
+    oracle.check([expected], [replace(exported[0], weights=weights)], only={"weights", "buffers"})
+
+
+# --- the tag, debug output, and checkpoints without ZeRO ---
 
 
 @pytest.mark.fault("export-tag", symptom=crash("TypeError"))
@@ -202,6 +238,18 @@ def test_tag_may_be_an_integer(pools, tmp_path, cell, how):
     saved = save(pools, cell, tmp_path, tag=3)
     save(pools, cell, tmp_path, tag=6, seed=7)
     check(pools, cell, tmp_path, saved, how, tag=3)
+
+
+@pytest.mark.fault("export-debug", symptom=crash("AttributeError", "shape"))
+@pytest.mark.parametrize("cell", each(Cell("bf16", 3, 2, "frozen"), Cell("fp32", 3, 1)))
+def test_debug_output(pools, tmp_path, cell):
+    check(pools, cell, tmp_path, save(pools, cell, tmp_path), "debug")
+
+
+@pytest.mark.guard
+@pytest.mark.parametrize("cell", each(Cell("bf16", 2, 2, "frozen")))
+def test_debug_output_of_stage2(pools, tmp_path, cell):
+    test_debug_output(pools, tmp_path, cell)
 
 
 @pytest.mark.fault("stage0-export", symptom=crash("TypeError", "NoneType"))
