@@ -23,8 +23,9 @@ def _plain_model(cell: Cell) -> torch.nn.Module:
 
 
 def _from_files(convert: Callable, folder: str, **kwargs) -> dict:
-    convert(folder, f"{folder}/out", max_shard_size=None, **kwargs)  # sharding wants a package that is not installed
-    return torch.load(f"{folder}/out/pytorch_model.bin", weights_only=True)
+    out = f"{folder}/out{torch.distributed.get_rank()}"
+    convert(folder, out, max_shard_size=None, **kwargs)  # sharding wants a package that is not installed
+    return torch.load(f"{out}/pytorch_model.bin", weights_only=True)
 
 
 def _export(cell: Cell, folder: str, how: str, **kwargs) -> dict[str, torch.Tensor]:
@@ -46,14 +47,12 @@ def _export(cell: Cell, folder: str, how: str, **kwargs) -> dict[str, torch.Tens
     return {name: value.contiguous() for name, value in state.items()} if lazy else state
 
 
-def export(cell: Cell, folder: str, how: str = "state dict", **kwargs) -> Snapshot | None:
-    """Export the checkpoint in ``folder`` on rank 0; an export that names all the model's tensors is loaded, too.
+def export(cell: Cell, folder: str, how: str = "state dict", **kwargs) -> Snapshot:
+    """Export the checkpoint in ``folder``; an export that names all the model's tensors is loaded, too.
 
     ``how``: "state dict", "lazy", "files", "script" (the copy in the checkpoint), "debug" or "model".  ``kwargs``: the
     exporter's own.  The snapshot has parameters, and what else the export holds, as fp32 weights; and buffers.
     """
-    if torch.distributed.get_rank():
-        return None
     return _snapshot(cell, _export(cell, folder, how, **kwargs))
 
 
@@ -85,8 +84,6 @@ def expected(cell: Cell, saved: list[Snapshot], masters: bool = True, frozen: bo
     return Snapshot(weights=weights, buffers=buffers)
 
 
-def read_16bit_model(cell: Cell, folder: str) -> Snapshot | None:
+def read_16bit_model(cell: Cell, folder: str) -> Snapshot:
     """What save_16bit_model() wrote into ``folder``, as ``export`` gives it."""
-    if torch.distributed.get_rank():
-        return None
     return _snapshot(cell, torch.load(f"{folder}/pytorch_model.bin", weights_only=False))
