@@ -93,7 +93,7 @@ def build(cell: Cell, seed: int, weights: dict[str, torch.Tensor] | None = None,
         if missing.unexpected_keys or any(n in dict(model.named_parameters()) for n in missing.missing_keys):
             raise ValueError(f"weights do not fit the model: {missing}")
     groups = models.groups(model, cell.lr)
-    if cell.model == "moe":
+    if cell.model.endswith("moe"):
         from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer as split
 
         groups = split(groups)

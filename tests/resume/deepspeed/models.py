@@ -57,18 +57,76 @@ class Moe(torch.nn.Module):
         return x + self.down(h) + 0.0 * aux.to(x.dtype)
 
 
+class Based(torch.nn.Module):
+    """``Dense`` by the names that it has in ``Lora``."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = Dense()
+
+    def forward(self, x):
+        return self.base(x)
+
+
+class Lora(Based):
+    """``Dense`` with all its parameters frozen and a trained adapter of rank 2 beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.base.requires_grad_(False)
+        self.lora_a = torch.nn.Linear(WIDTH, 2, bias=False)
+        self.lora_b = torch.nn.Linear(2, WIDTH)
+
+    def forward(self, x):
+        return self.base(x) + self.lora_b(self.lora_a(x))
+
+
+class Tied(torch.nn.Module):
+    """[BATCH, WIDTH] -> [BATCH, WIDTH]: the first and the last linear share one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(WIDTH, WIDTH)
+        self.norm = Norm(WIDTH)
+        self.last = torch.nn.Linear(WIDTH, WIDTH)
+        self.last.weight = self.first.weight
+
+    def forward(self, x):
+        return x + self.last(self.norm(torch.nn.functional.gelu(self.first(x))))
+
+
+class FrozenMoe(Moe):
+    """``Moe`` with a frozen linear and, in each expert, a frozen bias and a buffer of its own."""
+
+    def __init__(self, ep_size: int):
+        super().__init__(ep_size)
+        self.up.requires_grad_(False)
+        experts = self.moe.deepspeed_moe.experts.deepspeed_experts
+        rank = torch.distributed.get_rank() if ep_size > 1 else 0
+        for number, expert in enumerate(experts, rank * len(experts)):
+            torch.nn.init.normal_(expert.bias, mean=number)
+            expert.bias.requires_grad_(False)
+            expert.register_buffer("number", torch.tensor([float(number)]))
+
+
+_CLASSES = {"based": Based, "lora": Lora, "tied": Tied}
+
+
 def make(kind: str, seed: int, world: int = 1) -> torch.nn.Module:
     """A fresh model of ``kind``, the same on every machine for one ``seed``.
 
-    "dense"; "frozen": dense with its first linear frozen; "moe": experts over ``world`` ranks.
+    "dense"; "frozen": dense with its first linear frozen; "lora"; "based"; "tied"; "moe": experts over ``world`` ranks;
+    "frozen-moe": with frozen parameters.
     """
     torch.manual_seed(seed)
     if kind in ("dense", "frozen"):
         model = Dense()
         model.up.requires_grad_(kind == "dense")
         return model
-    if kind == "moe":
-        return Moe(ep_size=world)
+    if kind in ("moe", "frozen-moe"):
+        return (Moe if kind == "moe" else FrozenMoe)(ep_size=world)
+    if kind in _CLASSES:
+        return _CLASSES[kind]()
     raise ValueError(f"no such model: {kind}")
 
 
