@@ -46,7 +46,7 @@ def loads_elsewhere(pools, tmp_path, cell: UniversalCell) -> None:
 
 
 @pytest.mark.fault("universal-buffers-frozen", symptom=symptoms.BuffersNotRestored)
-@of(*(make(model="counted") for make in (over_bf16,)), bf16(2, 2, model="counted"), fp32(1, model="counted"),
+@of(over_bf16(model="counted"), bf16(2, 2, model="counted"), fp32(1, model="counted"),
     fp16(3, model="counted"), bf16(3, 2, model="counted"))  # fmt: skip
 def test_buffers_and_extra_state(pools, tmp_path, cell):
     loads_whole(pools, tmp_path, cell)
@@ -115,7 +115,7 @@ def refuses_other_groups(pools, tmp_path, cell: UniversalCell, groups: int) -> N
 
 # --- step ---
 
-SUB_GROUPS = dict(groups=1, sub_group=100)
+SUB_GROUPS = {"groups": 1, "sub_group": 100}
 
 
 @pytest.mark.fault("universal-zero3-step", symptom=symptoms.Diverged)

@@ -108,13 +108,18 @@ def _groups(model: torch.nn.Module, cell: UniversalCell) -> list[dict]:
     return groups
 
 
-def build(cell: UniversalCell, seed: int, universal: bool = False):
-    """A fresh engine of ``cell``; ``universal``: one that loads universal checkpoints."""
+def build(cell: UniversalCell, seed: int, universal: bool = False, weights: dict | None = None):
+    """A fresh engine of ``cell``; ``universal``: one that loads universal checkpoints.
+
+    ``weights``: fp32 tensors by parameter name that the model and its masters start from instead of ``seed``'s.
+    """
     import deepspeed
 
     compat.reset()
     model, config, optimizer = _model(cell, seed), engines.config(cell), None
     groups = _groups(model, cell)
+    if weights is not None:
+        model.load_state_dict(weights, strict=False)
     if universal:
         config["checkpoint"] = {"load_universal": True}
     if cell.sub_group:
@@ -131,6 +136,8 @@ def build(cell: UniversalCell, seed: int, universal: bool = False):
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, model_parameters=None if optimizer else groups, config=config
     )
+    if weights is not None:
+        engines.set_masters(engine, weights)
     return engine
 
 
@@ -178,9 +185,7 @@ def convert(folder: str) -> None:
         ds_to_universal.main(ds_to_universal.parse_arguments())
 
 
-def resume(
-    cell: UniversalCell, folder: str, load: dict | None = None, trained: int = 0, full: bool = False
-) -> dict:
+def resume(cell: UniversalCell, folder: str, load: dict | None = None, trained: int = 0, full: bool = False) -> dict:
     """Build a freshly seeded engine, load the universal checkpoint, train on.
 
     ``trained``: steps to train before the load.  Returns snapshots ``fresh``, ``loaded`` and ``final``, the ``path``
@@ -194,6 +199,15 @@ def resume(
     engines.train(engine, cell, STEPS, MORE)
     final = engines.snapshot(engine, client)
     return {"fresh": fresh, "loaded": loaded, "moments": moments, "final": final, "path": path}
+
+
+def reference(cell: UniversalCell, masters: list[dict]) -> oracle.Snapshot:
+    """The end of a new run from fp32 ``masters`` (full tensors by name, one dict a rank), over the later batches."""
+    import deepspeed.comm as dist
+
+    engine = build(cell, seed=3, weights=masters[dist.get_rank()])
+    engines.train(engine, cell, STEPS, MORE)
+    return engines.snapshot(engine)
 
 
 class UniversalStory(Story):
@@ -212,9 +226,7 @@ class UniversalStory(Story):
 
     def resume(self, load: dict | None = None, cell: UniversalCell | None = None, **kwargs) -> list[dict]:
         cell = cell or self.cell
-        resumed = self.pools(cell.world).run(
-            f"{__name__}:resume", cell=cell, folder=self.folder, load=load, **kwargs
-        )
+        resumed = self.pools(cell.world).run(f"{__name__}:resume", cell=cell, folder=self.folder, load=load, **kwargs)
         if any(r["path"] is None for r in resumed):
             raise symptoms.NothingLoaded(f"load_checkpoint({load}) returned no path")
         return resumed
@@ -228,12 +240,14 @@ class UniversalStory(Story):
     def check_weights(self, resumed: list[dict], counters: bool, as_symptom: dict | None = None) -> None:
         """A load without optimizer states: weights, buffers and exact masters, and all the rest as before the load.
 
-        Then the further steps are those of the same engine with those masters set by hand.  ``counters``: whether
-        global_steps were asked for.  ``as_symptom``: as ``oracle.check``, where the engine had trained before.
+        Then the further steps are those of a new run from these masters.  ``counters``: whether global_steps were
+        asked for.  ``as_symptom``: given where the engine had trained before the load; no new run is like it then.
         """
         loaded, what = [r["loaded"] for r in resumed], "after the load"
         oracle.check(self.saved, loaded, only={"weights", "buffers", "masters", "partitions"}, what=what)
-        before = [r["fresh"] for r in resumed]
-        as_symptom = FRESH if as_symptom is None else as_symptom
-        oracle.check(before, loaded, only={"moments", "step", "groups", "scale"}, as_symptom=as_symptom, what=what)
+        before, rest = [r["fresh"] for r in resumed], {"moments", "step", "groups", "scale"}
+        oracle.check(before, loaded, only=rest, as_symptom=FRESH if as_symptom is None else as_symptom, what=what)
         oracle.check(self.saved if counters else before, loaded, only={"counters"}, what=what)
+        if as_symptom is None:
+            masters = [s.masters for s in self.saved]
+            self.check_final(self.ranks.run(f"{__name__}:reference", cell=self.cell, masters=masters), resumed)
