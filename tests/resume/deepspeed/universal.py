@@ -2,7 +2,7 @@
 
 Protocol
 1. a run trains, saves, and trains on: the *uninterrupted* run;
-2. rank 0 converts the checkpoint with ``ds_to_universal``, called as from a shell;
+2. the checkpoint is converted with ``ds_to_universal``, called as from a shell;
 3. a freshly seeded engine with ``load_universal`` in its configuration loads and trains on;
 4. everything the load was asked for equals the save, everything else a new engine's; at the same world size
    the further steps equal the uninterrupted run's.
@@ -145,6 +145,10 @@ def _full_moments(engine) -> dict[str, torch.Tensor]:
     """The optimizer's moments as full tensors by "parameter.key", whatever the number of ranks. Collective."""
     from deepspeed.utils import safe_get_full_optimizer_state
 
+    if hasattr(engine.optimizer, "_lazy_init_hp_params_optimizer_state"):
+        # linked once, after the first group's first step, when the other groups have no states yet
+        engine.optimizer._hp_optimizer_states_linked = False
+        engine.optimizer._lazy_init_hp_params_optimizer_state()
     keys = sorted({k for s in engine.optimizer.state.values() for k, v in s.items() if torch.is_tensor(v) and v.dim()})
     return {
         f"{name}.{key}": engines._own(safe_get_full_optimizer_state(param, key).reshape(-1))
@@ -155,25 +159,20 @@ def _full_moments(engine) -> dict[str, torch.Tensor]:
 
 
 def train_and_save(cell: UniversalCell, folder: str, steps: int = STEPS, full: bool = False) -> dict:
-    """Train ``steps``, save under ``TAG``, convert to ``CONVERTED``, train ``MORE``.
+    """Train ``steps``, save under ``TAG``, train ``MORE``.
 
     Returns snapshots ``saved`` and ``final``, and with ``full`` the full ``moments`` at the save.
     """
-    import deepspeed.comm as dist
-
     engine = build(cell, seed=1)
     engines.train(engine, cell, 0, steps)
     engine.save_checkpoint(folder, tag=TAG, client_state=dict(engines.CLIENT))
     saved, moments = engines.snapshot(engine, engines.CLIENT), _full_moments(engine) if full else {}
-    if dist.get_rank() == 0:
-        convert(folder)
-    dist.barrier()
     engines.train(engine, cell, STEPS, MORE)
     return {"saved": saved, "moments": moments, "final": engines.snapshot(engine, engines.CLIENT)}
 
 
 def convert(folder: str) -> None:
-    """What ``ds_to_universal`` does from a shell, with its work in this process.
+    """Convert ``TAG`` to ``CONVERTED`` as ``ds_to_universal`` does from a shell, on one rank and in its process.
 
     A model that is not Megatron's brings no universal_checkpoint_info, which --inject_missing_state is for.
     """
@@ -219,6 +218,7 @@ class UniversalStory(Story):
 
     def train_and_save(self, **kwargs) -> UniversalStory:
         self.trained = self.ranks.run(f"{__name__}:train_and_save", cell=self.cell, folder=self.folder, **kwargs)
+        self.pools(1).run(f"{__name__}:convert", folder=self.folder)
         moved = oracle.moved([r["saved"] for r in self.trained], [r["final"] for r in self.trained])
         if moved < 1e-3:
             raise AssertionError(f"the run moves its weights by only {moved}: it cannot show anything")
