@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resume import symptoms
+from resume import oracle, symptoms
 from resume.deepspeed.story import BOTH, MODULE_ONLY, NOOPT, variant
 from resume.deepspeed.universal import CONVERTED, UniversalCell, UniversalStory
 from resume.symptoms import crash
@@ -113,6 +113,21 @@ def refuses_other_groups(pools, tmp_path, cell: UniversalCell, groups: int) -> N
         raise symptoms.GroupsNotRestored(f"{cell.groups} param groups were loaded into {groups}, and nothing said so")
 
 
+@pytest.mark.fault("universal-group-count", symptom=symptoms.GroupsNotRestored)
+@pytest.mark.parametrize("groups", (1, 3))
+@of(over_bf16(), bf16(2, 2), fp16(1), fp32(2))
+def test_another_number_of_param_groups_is_refused_at_stages_1_and_2(pools, tmp_path, cell, groups):
+    refuses_other_groups(pools, tmp_path, cell, groups)
+
+
+@pytest.mark.fault("universal-group-count", symptom=symptoms.WeightsNotRestored)
+@of(over_bf16(), bf16(2, 2))
+def test_weights_alone_need_no_param_groups(pools, tmp_path, cell):
+    story = UniversalStory(pools, cell, tmp_path).train_and_save()
+    loaded = [r["loaded"] for r in story.resume(NOOPT, cell=variant(cell, groups=3))]
+    oracle.check(story.saved, loaded, only={"weights", "masters"}, what="after the load")
+
+
 # --- step ---
 
 SUB_GROUPS = {"groups": 1, "sub_group": 100}
@@ -201,6 +216,27 @@ def test_optimizers_without_states_under_zero3(pools, tmp_path, cell):
 @of(bf16(3), bf16(3, 2))
 def test_before_the_first_step(pools, tmp_path, cell):
     loads_whole(pools, tmp_path, cell, steps=0)
+
+
+# --- another precision ---
+
+
+@pytest.mark.fault("universal-loss-scale", symptom=symptoms.LossScaleNotRestored)
+@of(bf16(1), bf16(2, 2), fp32(2), bf16(3), fp32(3, 2))
+def test_fp16_keeps_its_dynamic_loss_scale(pools, tmp_path, cell):
+    story = UniversalStory(pools, cell, tmp_path).train_and_save()
+    resumed = story.resume(cell=variant(cell, precision="fp16"))
+    loaded = [r["loaded"] for r in resumed]
+    oracle.check(story.saved, loaded, only={"masters", "moments", "step", "groups", "counters"}, what="after the load")
+    oracle.check([r["fresh"] for r in resumed], loaded, only={"scale"}, what="after the load")
+
+
+@pytest.mark.guard
+@of(fp16(2), fp16(3))
+def test_a_loss_scale_is_not_for_bf16(pools, tmp_path, cell):
+    story = UniversalStory(pools, cell, tmp_path).train_and_save()
+    loaded = [r["loaded"] for r in story.resume(cell=variant(cell, precision="bf16"))]
+    oracle.check(story.saved, loaded, only={"masters", "moments", "step", "groups", "counters"}, what="after the load")
 
 
 # --- what is right already ---
