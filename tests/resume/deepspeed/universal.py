@@ -141,6 +141,12 @@ def build(cell: UniversalCell, seed: int, universal: bool = False, weights: dict
     return engine
 
 
+def _snapshot(engine, client=None) -> oracle.Snapshot:
+    """``engines.snapshot`` with moments in fp32: a load widens Muon's bf16 momentum, whatever the checkpoint."""
+    snapshot = engines.snapshot(engine, client)
+    return replace(snapshot, moments={name: moment.float() for name, moment in snapshot.moments.items()})
+
+
 def _full_moments(engine) -> dict[str, torch.Tensor]:
     """The optimizer's moments as full tensors by "parameter.key", whatever the number of ranks. Collective."""
     from deepspeed.utils import safe_get_full_optimizer_state
@@ -166,9 +172,9 @@ def train_and_save(cell: UniversalCell, folder: str, steps: int = STEPS, full: b
     engine = build(cell, seed=1)
     engines.train(engine, cell, 0, steps)
     engine.save_checkpoint(folder, tag=TAG, client_state=dict(engines.CLIENT))
-    saved, moments = engines.snapshot(engine, engines.CLIENT), _full_moments(engine) if full else {}
+    saved, moments = _snapshot(engine, engines.CLIENT), _full_moments(engine) if full else {}
     engines.train(engine, cell, STEPS, MORE)
-    return {"saved": saved, "moments": moments, "final": engines.snapshot(engine, engines.CLIENT)}
+    return {"saved": saved, "moments": moments, "final": _snapshot(engine, engines.CLIENT)}
 
 
 def convert(folder: str) -> None:
@@ -192,11 +198,11 @@ def resume(cell: UniversalCell, folder: str, load: dict | None = None, trained: 
     """
     engine = build(cell, seed=2, universal=True)
     engines.train(engine, cell, 100, trained)
-    fresh = engines.snapshot(engine)
+    fresh = _snapshot(engine)
     path, client = engine.load_checkpoint(folder, **(load or {}))
-    loaded, moments = engines.snapshot(engine, client), _full_moments(engine) if full else {}
+    loaded, moments = _snapshot(engine, client), _full_moments(engine) if full else {}
     engines.train(engine, cell, STEPS, MORE)
-    final = engines.snapshot(engine, client)
+    final = _snapshot(engine, client)
     return {"fresh": fresh, "loaded": loaded, "moments": moments, "final": final, "path": path}
 
 
@@ -206,7 +212,7 @@ def reference(cell: UniversalCell, masters: list[dict]) -> oracle.Snapshot:
 
     engine = build(cell, seed=3, weights=masters[dist.get_rank()])
     engines.train(engine, cell, STEPS, MORE)
-    return engines.snapshot(engine)
+    return _snapshot(engine)
 
 
 class UniversalStory(Story):
