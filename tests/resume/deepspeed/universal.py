@@ -81,8 +81,9 @@ class Pair(torch.nn.Module):
 
     def __init__(self, tied: bool):
         super().__init__()
-        self.first = torch.nn.Linear(models.WIDTH, models.WIDTH)
-        self.second = torch.nn.Linear(models.WIDTH, models.WIDTH)
+        inner = models.WIDTH + (not tied)  # odd, so that groups are padded
+        self.first = torch.nn.Linear(models.WIDTH, inner)
+        self.second = torch.nn.Linear(inner, models.WIDTH)
         if tied:
             self.second.weight = self.first.weight
 
