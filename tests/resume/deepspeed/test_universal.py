@@ -91,7 +91,7 @@ def test_each_param_group_has_its_own_hyperparameters(pools, tmp_path, cell):
 
 
 @pytest.mark.fault("universal-zero3-groups", symptom=symptoms.GroupsNotRestored)
-@of(bf16(3, groups=3), bf16(3, 2))
+@of(bf16(3, groups=3), bf16(3, 2, model="odd"))
 def test_each_param_group_on_other_ranks(pools, tmp_path, cell):
     loads_elsewhere(pools, tmp_path, cell)
 
@@ -201,7 +201,7 @@ def test_adam_with_another_moment(pools, tmp_path, cell):
 
 
 @pytest.mark.fault("universal-other-optimizers", symptom=crash("KeyError", "mu_product"))
-@of(bf16(2, optimizer="nadam"), bf16(3, optimizer="nadam"))
+@of(bf16(2, 2, model="odd", optimizer="nadam"), bf16(3, optimizer="nadam"))
 def test_adam_with_another_scalar(pools, tmp_path, cell):
     loads_whole(pools, tmp_path, cell)
 
@@ -250,6 +250,12 @@ def test_a_full_load(pools, tmp_path, cell):
 
 
 @pytest.mark.guard
-@of(over_bf16(2), bf16(2), fp16(1, 2, scheduler=True), bf16(3, groups=1), fp16(3, 2, groups=1, scheduler=True))
+@of(
+    over_bf16(2, model="odd"),
+    bf16(2, model="odd"),
+    fp16(1, 2, scheduler=True),
+    bf16(3, groups=1, model="odd"),
+    fp16(3, 2, groups=1, scheduler=True),
+)
 def test_a_full_load_on_other_ranks(pools, tmp_path, cell):
     loads_elsewhere(pools, tmp_path, cell)

@@ -38,7 +38,7 @@ OPTIMIZERS = {
 
 @dataclass(frozen=True)
 class UniversalCell(Cell):
-    """A ``Cell`` of the optimizers above, or "muon"; models also "pair", "tied" and "counted".
+    """A ``Cell`` of the optimizers above, or "muon"; models also "pair", "odd", "tied", "counted".
 
     ``groups``: how many param groups.  ``sub_group``: elements of a ZeRO-3 sub-group, None for one a param group.
     """
@@ -77,11 +77,14 @@ class Counted(models.Dense):
 
 
 class Pair(torch.nn.Module):
-    """Two linears without buffers, [BATCH, WIDTH] -> [BATCH, WIDTH]; ``tied``: they share their weight."""
+    """Two linears without buffers, [BATCH, WIDTH] -> [BATCH, WIDTH].
 
-    def __init__(self, tied: bool):
+    ``tied``: they share their weight.  ``inner``: the width between them; an odd one brings padding, which ZeRO-3
+    leaves uninitialized, so that its partitions compare by parameter only.
+    """
+
+    def __init__(self, tied: bool = False, inner: int = models.WIDTH):
         super().__init__()
-        inner = models.WIDTH + (not tied)  # odd, so that groups are padded
         self.first = torch.nn.Linear(models.WIDTH, inner)
         self.second = torch.nn.Linear(inner, models.WIDTH)
         if tied:
@@ -93,8 +96,8 @@ class Pair(torch.nn.Module):
 
 def _model(cell: Cell, seed: int) -> torch.nn.Module:
     torch.manual_seed(seed)
-    if cell.model in ("pair", "tied"):
-        return Pair(tied=cell.model == "tied")
+    if cell.model in ("pair", "odd", "tied"):
+        return Pair(tied=cell.model == "tied", inner=models.WIDTH + (cell.model == "odd"))
     return Counted() if cell.model == "counted" else models.make(cell.model, seed, cell.world)
 
 
