@@ -1,0 +1,261 @@
+"""Universal checkpoints: everything comes back, on as many ranks as it was saved on and on others."""
+
+from __future__ import annotations
+
+import pytest
+
+from resume import oracle, symptoms
+from resume.deepspeed.story import BOTH, MODULE_ONLY, NOOPT, variant
+from resume.deepspeed.universal import CONVERTED, UniversalCell, UniversalStory
+from resume.symptoms import crash
+
+
+def bf16(stage: int, world: int = 1, **kwargs) -> UniversalCell:
+    return UniversalCell("bf16", stage, world, **{"model": "pair", **kwargs})
+
+
+def fp16(stage: int, world: int = 1, **kwargs) -> UniversalCell:
+    return variant(bf16(stage, world, **kwargs), precision="fp16")
+
+
+def fp32(stage: int, world: int = 1, **kwargs) -> UniversalCell:
+    return variant(bf16(stage, world, **kwargs), precision="fp32")
+
+
+def over_bf16(world: int = 1, **kwargs) -> UniversalCell:
+    """BF16_Optimizer."""
+    return bf16(1, world, grad_accum="fp32", **kwargs)
+
+
+def of(*cells: UniversalCell, argument="cell"):
+    return pytest.mark.parametrize(argument, [pytest.param(cell, id=cell.id) for cell in cells])
+
+
+def loads_whole(pools, tmp_path, cell: UniversalCell, **kwargs) -> None:
+    story = UniversalStory(pools, cell, tmp_path).train_and_save(**kwargs)
+    story.check_full(story.resume())
+
+
+def loads_elsewhere(pools, tmp_path, cell: UniversalCell) -> None:
+    """Saved on one rank and loaded on two, or the reverse."""
+    story = UniversalStory(pools, cell, tmp_path).train_and_save(full=True)
+    story.check_elsewhere(story.resume(cell=variant(cell, world=3 - cell.world), full=True))
+
+
+# --- what the optimizer does not own ---
+
+
+@pytest.mark.fault("universal-buffers-frozen", symptom=symptoms.BuffersNotRestored)
+@of(over_bf16(model="counted"), bf16(2, 2, model="counted"), fp32(1, model="counted"),
+    fp16(3, model="counted"), bf16(3, 2, model="counted"))  # fmt: skip
+def test_buffers_and_extra_state(pools, tmp_path, cell):
+    loads_whole(pools, tmp_path, cell)
+
+
+@pytest.mark.fault("universal-buffers-frozen", symptom=symptoms.WeightsNotRestored)
+@of(over_bf16(2, model="frozen"), fp16(2, model="frozen"), fp32(3, model="frozen"), bf16(3, 2, model="frozen"))
+def test_frozen_parameters(pools, tmp_path, cell):
+    loads_whole(pools, tmp_path, cell)
+
+
+@pytest.mark.fault("universal-buffers-frozen", symptom=symptoms.WeightsNotRestored)
+@of(bf16(2, model="frozen"), bf16(3, model="frozen"), bf16(3, 2, model="frozen"))
+def test_frozen_parameters_on_other_ranks(pools, tmp_path, cell):
+    loads_elsewhere(pools, tmp_path, cell)
+
+
+@pytest.mark.fault("universal-buffers-frozen", symptom=symptoms.WeightsNotRestored)
+def test_frozen_parameters_that_the_conversion_left_out(pools, tmp_path):
+    story = UniversalStory(pools, bf16(3, model="frozen"), tmp_path).train_and_save()
+    for path in tmp_path.glob(f"{CONVERTED}/zero/up.*/fp32.pt"):
+        path.unlink()
+    try:
+        story.check_full(story.resume())
+    except symptoms.Crash as error:
+        if not crash("FileNotFoundError", "Convert the source again").matches(error):
+            raise
+
+
+# --- param groups ---
+
+GROUPS = (
+    bf16(3), bf16(3, 2), fp16(3), fp32(3, 2), bf16(3, 2, groups=3), bf16(3, model="tied"),
+    bf16(3, optimizer="fused"),
+)  # fmt: skip
+
+
+@pytest.mark.fault("universal-zero3-groups", symptom=symptoms.GroupsNotRestored)
+@of(*GROUPS)
+def test_each_param_group_has_its_own_hyperparameters(pools, tmp_path, cell):
+    loads_whole(pools, tmp_path, cell)
+
+
+@pytest.mark.fault("universal-zero3-groups", symptom=symptoms.GroupsNotRestored)
+@of(bf16(3, groups=3), bf16(3, 2, model="odd"))
+def test_each_param_group_on_other_ranks(pools, tmp_path, cell):
+    loads_elsewhere(pools, tmp_path, cell)
+
+
+@pytest.mark.fault("universal-zero3-groups", symptom=symptoms.GroupsNotRestored)
+@of(bf16(3, 1), bf16(3, 2))
+def test_another_number_of_param_groups_is_refused(pools, tmp_path, cell):
+    refuses_other_groups(pools, tmp_path, cell, 3)
+
+
+def refuses_other_groups(pools, tmp_path, cell: UniversalCell, groups: int) -> None:
+    story = UniversalStory(pools, cell, tmp_path).train_and_save()
+    try:
+        story.resume(cell=variant(cell, groups=groups))
+    except symptoms.Crash as error:
+        if not crash("ValueError", f"has {cell.groups} param groups, but the optimizer has {groups}").matches(error):
+            raise
+    else:
+        raise symptoms.GroupsNotRestored(f"{cell.groups} param groups were loaded into {groups}, and nothing said so")
+
+
+@pytest.mark.fault("universal-group-count", symptom=symptoms.GroupsNotRestored)
+@pytest.mark.parametrize("groups", (1, 3))
+@of(over_bf16(), bf16(2, 2), fp16(1), fp32(2))
+def test_another_number_of_param_groups_is_refused_at_stages_1_and_2(pools, tmp_path, cell, groups):
+    refuses_other_groups(pools, tmp_path, cell, groups)
+
+
+@pytest.mark.fault("universal-group-count", symptom=symptoms.WeightsNotRestored)
+@of(over_bf16(), bf16(2, 2))
+def test_weights_alone_need_no_param_groups(pools, tmp_path, cell):
+    story = UniversalStory(pools, cell, tmp_path).train_and_save()
+    loaded = [r["loaded"] for r in story.resume(NOOPT, cell=variant(cell, groups=3))]
+    oracle.check(story.saved, loaded, only={"weights", "masters"}, what="after the load")
+
+
+# --- step ---
+
+SUB_GROUPS = {"groups": 1, "sub_group": 100}
+
+
+@pytest.mark.fault("universal-zero3-step", symptom=symptoms.Diverged)
+@of(bf16(3, **SUB_GROUPS), bf16(3, 2, **SUB_GROUPS), fp16(3, **SUB_GROUPS), fp32(3, 2, **SUB_GROUPS))
+def test_each_sub_group_has_its_own_step(pools, tmp_path, cell):
+    loads_whole(pools, tmp_path, cell)
+
+
+@pytest.mark.fault("universal-zero3-step", symptom=symptoms.Diverged)
+@of(bf16(3, **SUB_GROUPS), bf16(3, 2, **SUB_GROUPS))
+def test_step_that_is_not_stored_by_parameter(pools, tmp_path, cell):
+    story = UniversalStory(pools, cell, tmp_path).train_and_save()
+    for path in tmp_path.glob(f"{CONVERTED}/zero/*/step.pt"):
+        path.unlink()
+    story.check_full(story.resume())
+
+
+# --- loads without optimizer states ---
+
+STAGES_1_2 = (over_bf16(), bf16(1, 2), bf16(2), fp16(2, 2), fp32(1))
+LOADS = {"noopt": NOOPT, "module": MODULE_ONLY, "both": BOTH}
+
+
+@pytest.mark.fault("universal-module-only", symptom=symptoms.MomentsNotFresh)
+@pytest.mark.parametrize("load", (NOOPT, MODULE_ONLY), ids=("noopt", "module"))
+@of(*STAGES_1_2)
+def test_no_optimizer_states(pools, tmp_path, cell, load):
+    story = UniversalStory(pools, cell, tmp_path).train_and_save()
+    story.check_weights(story.resume(load), counters=load is NOOPT)
+
+
+@pytest.mark.fault("universal-module-only", symptom=symptoms.MomentsNotRestored)
+@of(over_bf16(), bf16(2, 2))
+def test_an_engine_keeps_its_own_optimizer_states(pools, tmp_path, cell):
+    story = UniversalStory(pools, cell, tmp_path).train_and_save()
+    story.check_weights(story.resume(BOTH, trained=2), counters=False, as_symptom={})
+
+
+@pytest.mark.guard
+@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
+@of(bf16(3), fp16(3, 2))
+def test_no_optimizer_states_under_zero3(pools, tmp_path, cell, load):
+    story = UniversalStory(pools, cell, tmp_path).train_and_save()
+    story.check_weights(story.resume(load), counters=load is NOOPT)
+
+
+# --- other optimizers ---
+
+
+@pytest.mark.fault("universal-other-optimizers", symptom=crash("KeyError", "exp_avg"))
+@of(over_bf16(optimizer="momentum"), bf16(2, 2, optimizer="momentum"), bf16(3, optimizer="momentum"),
+    fp16(3, 2, optimizer="momentum"), fp16(1, optimizer="sgd"), bf16(2, optimizer="muon"), bf16(3, optimizer="muon"),
+    )  # fmt: skip
+def test_optimizers_other_than_adam(pools, tmp_path, cell):
+    loads_whole(pools, tmp_path, cell)
+
+
+@pytest.mark.fault("universal-other-optimizers", symptom=crash("KeyError", "exp_avg"))
+@of(bf16(2, optimizer="momentum"), bf16(3, 2, optimizer="momentum"))
+def test_optimizers_other_than_adam_on_other_ranks(pools, tmp_path, cell):
+    loads_elsewhere(pools, tmp_path, cell)
+
+
+@pytest.mark.fault("universal-other-optimizers", symptom=crash("KeyError", "max_exp_avg_sq"))
+@of(over_bf16(optimizer="amsgrad"), bf16(2, 2, optimizer="amsgrad"), bf16(3, optimizer="amsgrad"))
+def test_adam_with_another_moment(pools, tmp_path, cell):
+    loads_whole(pools, tmp_path, cell)
+
+
+@pytest.mark.fault("universal-other-optimizers", symptom=crash("KeyError", "mu_product"))
+@of(bf16(2, 2, model="odd", optimizer="nadam"), bf16(3, optimizer="nadam"))
+def test_adam_with_another_scalar(pools, tmp_path, cell):
+    loads_whole(pools, tmp_path, cell)
+
+
+@pytest.mark.fault("universal-other-optimizers", symptom=crash("KeyError", "0"))
+@of(bf16(3, optimizer="sgd"), bf16(3, 2, optimizer="sgd"))
+def test_optimizers_without_states_under_zero3(pools, tmp_path, cell):
+    loads_whole(pools, tmp_path, cell)
+
+
+@pytest.mark.fault("universal-other-optimizers", symptom=crash("KeyError", "0"))
+@of(bf16(3), bf16(3, 2))
+def test_before_the_first_step(pools, tmp_path, cell):
+    loads_whole(pools, tmp_path, cell, steps=0)
+
+
+# --- another precision ---
+
+
+@pytest.mark.fault("universal-loss-scale", symptom=symptoms.LossScaleNotRestored)
+@of(bf16(1), bf16(2, 2), fp32(2), bf16(3), fp32(3, 2))
+def test_fp16_keeps_its_dynamic_loss_scale(pools, tmp_path, cell):
+    story = UniversalStory(pools, cell, tmp_path).train_and_save()
+    resumed = story.resume(cell=variant(cell, precision="fp16"))
+    loaded = [r["loaded"] for r in resumed]
+    oracle.check(story.saved, loaded, only={"masters", "moments", "step", "groups", "counters"}, what="after the load")
+    oracle.check([r["fresh"] for r in resumed], loaded, only={"scale"}, what="after the load")
+
+
+@pytest.mark.guard
+@of(fp16(2), fp16(3))
+def test_a_loss_scale_is_not_for_bf16(pools, tmp_path, cell):
+    story = UniversalStory(pools, cell, tmp_path).train_and_save()
+    loaded = [r["loaded"] for r in story.resume(cell=variant(cell, precision="bf16"))]
+    oracle.check(story.saved, loaded, only={"masters", "moments", "step", "groups", "counters"}, what="after the load")
+
+
+# --- what is right already ---
+
+
+@pytest.mark.guard
+@of(over_bf16(), over_bf16(2), bf16(1, 2, groups=3), fp16(2), fp16(2, 2, model="tied"), fp32(1, 2),
+    fp16(2, scheduler=True), bf16(2, optimizer="fused"), bf16(3, 2, groups=1))  # fmt: skip
+def test_a_full_load(pools, tmp_path, cell):
+    loads_whole(pools, tmp_path, cell)
+
+
+@pytest.mark.guard
+@of(
+    over_bf16(2, model="odd"),
+    bf16(2, model="odd"),
+    fp16(1, 2, scheduler=True),
+    bf16(3, groups=1, model="odd"),
+    fp16(3, 2, groups=1, scheduler=True),
+)
+def test_a_full_load_on_other_ranks(pools, tmp_path, cell):
+    loads_elsewhere(pools, tmp_path, cell)
