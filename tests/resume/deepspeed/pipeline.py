@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from resume.deepspeed import compat, engines, models, runs
@@ -17,7 +19,7 @@ def build(cell: Cell, seed: int, stages: int):
 
     compat.reset()
     torch.manual_seed(seed)
-    layers = [LayerSpec(torch.nn.Linear, *sizes) for sizes in zip(LAYERS, LAYERS[1:], strict=False)]
+    layers = [LayerSpec(torch.nn.Linear, *sizes) for sizes in itertools.pairwise(LAYERS)]
     model = PipelineModule(
         layers, num_stages=stages, loss_fn=loss, partition_method="uniform", activation_checkpoint_interval=0
     )
