@@ -93,25 +93,31 @@ def test_pipeline_layer_that_is_missing(pools, tmp_path):
 
 # --- one rank cannot read its file ---
 
+OPTIM, MODEL = "*zero_pp_rank_1_*optim_states.pt", "zero_pp_rank_1_*model_states.pt"
 ONE_RANK = [
-    (Cell("bf16", 1, 2), "*zero_pp_rank_1_*optim_states.pt"),
-    (Cell("fp16", 2, 2), "*zero_pp_rank_1_*optim_states.pt"),
-    (Cell("bf16", 3, 2), "*zero_pp_rank_1_*optim_states.pt"),
-    (Cell("fp32", 3, 2), "zero_pp_rank_1_*model_states.pt"),
-    (Cell("bf16", 1, 2, grad_accum="fp32"), "*zero_pp_rank_0_*optim_states.pt"),
-    (Cell("fp16", 0, 2, model="moe"), "layer_0_expert_1_*model_states.pt"),
-    (Cell("bf16", 0, 2, model="moe"), "expp_rank_1_*optim_states.pt"),
+    (Cell("bf16", 1, 2), OPTIM, Path.unlink),
+    (Cell("bf16", 1, 2), OPTIM, truncate),
+    (Cell("fp16", 2, 2), OPTIM, Path.unlink),
+    (Cell("bf16", 1, 2, grad_accum="fp32"), "*zero_pp_rank_0_*optim_states.pt", Path.unlink),
+    (Cell("bf16", 3, 2), OPTIM, Path.unlink),
+    (Cell("bf16", 3, 2), OPTIM, truncate),
+    (Cell("fp32", 3, 2), MODEL, Path.unlink),
+    (Cell("fp32", 3, 2), MODEL, truncate),
+    (Cell("fp16", 0, 2, model="moe"), "layer_0_expert_1_*model_states.pt", Path.unlink),
+    (Cell("bf16", 0, 2, model="moe"), "expp_rank_1_*optim_states.pt", truncate),
 ]
 
 
 @pytest.mark.fault("missing-shard-hang", symptom=symptoms.PeersHung)
-@pytest.mark.parametrize("damage", (Path.unlink, truncate), ids=("missing", "truncated"))
-@pytest.mark.parametrize("cell, pattern", [pytest.param(*p, id=f"{p[0].id}-{p[1].strip('*')}") for p in ONE_RANK])
+@pytest.mark.parametrize(
+    "cell, pattern, damage", [pytest.param(c, p, d, id=f"{c.id}-{p.strip('*')}-{d.__name__}") for c, p, d in ONE_RANK]
+)
 def test_all_ranks_raise_where_one_cannot_read(pools, tmp_path, cell, pattern, damage):
     Story(pools, cell, tmp_path).train_and_save()
     (file,) = files(tmp_path, pattern)
     damage(file)
-    check_raises(pools, cell, tmp_path, {}, "RuntimeError" if damage is truncate else "FileNotFoundError", file.name)
+    error = "RuntimeError" if damage is truncate else "FileNotFoundError"
+    check_raises(pools, cell, tmp_path, {}, error, file.name)
 
 
 # --- optimizer states of another kind, without ZeRO ---
