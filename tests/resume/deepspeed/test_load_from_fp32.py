@@ -15,7 +15,7 @@ import re
 import pytest
 import torch
 
-from resume import symptoms
+from resume import oracle, symptoms
 from resume.deepspeed.engines import Cell
 from resume.deepspeed.story import ANY_LOAD, BOTH, MODULE_ONLY, NOOPT, RELEASE, Story, loads, variant
 from resume.deepspeed.test_fresh_optimizer import remove_optimizer_files
@@ -132,6 +132,20 @@ if not OLD:
 )
 def test_masters_come_from_where_the_description_says(pools, tmp_path, cell, load):
     check(pools, cell, tmp_path, load)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(c, id=c.id, marks=misdocumented(symptoms.MastersStale if loads(c) else ANY_LOAD))
+        for c in told(SPLIT, False)
+    ],
+)
+def test_bf16_optimizer_takes_masters_from_the_loaded_weights(pools, tmp_path, cell):
+    story = Story(pools, cell, tmp_path).train_and_save()
+    loaded = [r["loaded"] for r in story.resume()]
+    oracle.check_masters_follow_weights(loaded, "after the load")
+    oracle.check(story.saved, loaded, only={"weights", "moments", "step", "groups", "counters"}, what="after the load")
 
 
 @pytest.mark.parametrize("cell, load", [pytest.param(*p.values, id=p.id, marks=right(p.values[0])) for p in ids(RIGHT)])

@@ -1,0 +1,57 @@
+"""Checkpoints of another precision: fp32 masters and moments carry over, a loss scaler does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from resume import oracle, symptoms
+from resume.deepspeed.engines import Cell
+from resume.deepspeed.story import Story, variant
+from resume.deepspeed.test_load_errors import ADVICE, check_raises
+from resume.symptoms import crash
+
+NO_FILE = crash("FileNotFoundError", "[Errno 2] No such file")
+
+
+def pairs(some) -> list:
+    return [pytest.param(a, b, id=f"{a.id}-to-{b.precision}") for a, b in some]
+
+
+def to(cell: Cell, precision: str) -> tuple[Cell, Cell]:
+    return cell, variant(cell, precision=precision)
+
+
+# what the file names of bf16 differ from
+OTHER = [to(Cell("bf16", s, 3 - w), p) for s in (1, 2, 3) for w, p in ((1, "fp16"), (2, "fp32"))]
+OTHER += [to(Cell(p, s, w), "bf16") for s in (1, 2, 3) for w, p in ((1, "fp16"), (2, "fp32"))]
+
+
+@pytest.mark.fault("zero-other-precision", symptom=NO_FILE)
+@pytest.mark.parametrize("saved, cell", pairs(OTHER))
+def test_masters_and_moments_carry_over(pools, tmp_path, saved, cell):
+    story = Story(pools, saved, tmp_path).train_and_save()
+    resumed = story.resume(cell=cell)
+    loaded = [r["loaded"] for r in resumed]
+    only = {"masters", "partitions", "moments", "step", "groups", "counters", "client"}
+    oracle.check(story.saved, loaded, only=only, what="after the load")
+    oracle.check_masters_follow_weights([r["final"] for r in resumed], "training on")
+    assert 1e-4 < oracle.moved(loaded, [r["final"] for r in resumed]) < 0.1
+
+
+@pytest.mark.fault("zero-other-precision", symptom=NO_FILE)
+@pytest.mark.parametrize("stage, world", ((1, 2), (2, 1)))
+def test_checkpoint_without_zero_says_what_to_do(pools, tmp_path, stage, world):
+    cell = Cell("bf16", stage, world)
+    Story(pools, variant(cell, stage=0), tmp_path).train_and_save()
+    check_raises(pools, cell, tmp_path, {}, "FileNotFoundError", "optim_states.pt", ADVICE)
+
+
+SCALED = [to(Cell("fp32", s, w), "fp16") for s in (1, 2, 3) for w in (1, 2)] + [to(Cell("bf16", 0, 2), "fp16")]
+
+
+@pytest.mark.fault("loss-scaler-precision", symptom=symptoms.LossScaleNotRestored)
+@pytest.mark.parametrize("saved, cell", pairs(SCALED))
+def test_fp16_keeps_its_loss_scaler(pools, tmp_path, saved, cell):
+    story = Story(pools, saved, tmp_path).train_and_save()
+    resumed = story.resume(cell=cell)
+    oracle.check([r["fresh"] for r in resumed], [r["loaded"] for r in resumed], only={"scale"}, what="after the load")
