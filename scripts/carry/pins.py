@@ -53,7 +53,7 @@ class Pin:
     revision: int
     stacks: tuple[str, ...]
     folder: Path = field(compare=False)
-    published: str | None = None  # sha256 of upstream's own wheel, where its files are to equal those of our pristine one
+    published: str | None = None  # sha256 of upstream's own wheel, which our pristine one must equal
 
     def __str__(self) -> str:
         return f"{self.upstream.name} {self.version}"
