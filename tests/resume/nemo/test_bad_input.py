@@ -91,6 +91,11 @@ def test_damaged_file(pools, tmp_path, how, name):
     refused(pools(2).outcomes("resume.nemo.runs:load", cell=EXPERTS, folder=folder), f": {name} ", COPY)
 
 
+@pytest.mark.guard
+def test_no_folder(pools, tmp_path):
+    refused(pools(2).outcomes("resume.nemo.runs:load", cell=EXPERTS, folder=str(tmp_path / "none")), "none")
+
+
 @pytest.mark.fault("missing-shards", symptom=(symptoms.MastersStale, symptoms.MomentsNotRestored))
 @pytest.mark.parametrize("optimizer", ("distributed", "fused"))
 @pytest.mark.parametrize("state", ("fp32_param", "exp_avg"))
