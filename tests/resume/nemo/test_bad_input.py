@@ -93,7 +93,7 @@ def test_damaged_file(pools, tmp_path, how, name):
 
 @pytest.mark.guard
 def test_no_folder(pools, tmp_path):
-    refused(pools(2).outcomes("resume.nemo.runs:load", cell=EXPERTS, folder=str(tmp_path / "none")), "none")
+    refused(pools(2).outcomes("resume.nemo.runs:load", cell=EXPERTS, folder=str(tmp_path / "absent")), "absent")
 
 
 @pytest.mark.fault("missing-shards", symptom=(symptoms.MastersStale, symptoms.MomentsNotRestored))
