@@ -53,6 +53,7 @@ class Pin:
     revision: int
     stacks: tuple[str, ...]
     folder: Path = field(compare=False)
+    published: str | None = None  # sha256 of upstream's own wheel, which our pristine one must equal
 
     def __str__(self) -> str:
         return f"{self.upstream.name} {self.version}"
@@ -76,6 +77,7 @@ _PIN_SHAPE = {
     "commit": (str, False),
     "revision": (int, True),
     "stacks": (list, True),
+    "published": (str, False),
 }
 _TYPE_NAMES = {str: "a string", int: "a whole number", list: "a list", dict: "a table"}
 
@@ -139,6 +141,7 @@ def load_pin(house: House, upstream: str, version: str) -> Pin:
         revision=data["revision"],
         stacks=tuple(data["stacks"]),
         folder=folder,
+        published=data.get("published"),
     )
 
 
@@ -166,8 +169,9 @@ def pin_problems(data: Mapping[str, Any], path: Path, shown: str) -> list[str]:
             "version",
             f"version {data['version']!r} is not the folder's name {path.parent.name!r}; make them equal",
         )
-    if not re.fullmatch(r"[0-9a-f]{64}", data["sha256"]):
-        found("sha256", "sha256 is not 64 lower-case hex digits; copy it from the package index")
+    for key in ("sha256", "published"):
+        if key in data and not re.fullmatch(r"[0-9a-f]{64}", data[key]):
+            found(key, f"{key} is not 64 lower-case hex digits; copy it from the package index")
     if not re.fullmatch(r"[^/\\]+\.tar\.(gz|bz2|xz)", data["sdist"]):
         found(
             "sdist",

@@ -40,6 +40,7 @@ def test_versions_are_ordered_as_numbers(toy: ToyHouse):
         ('sha256 = "', 'sha256 = "X', 3, "sha256 is not 64 lower-case hex digits"),
         ("toy-1.0.tar.gz", "../toy-1.0.tar.gz", 2, "sdist is not a plain file name"),
         ('["toy-stack"]', "[]", 6, "stacks is empty"),
+        ("stacks", 'published = "abc"\nstacks', 6, "published is not 64 lower-case hex digits"),
         ("stacks", 'commit = "abc"\nstacks', 6, "commit is not 40 lower-case hex digits"),
     ],
 )

@@ -27,6 +27,8 @@ import types
 
 import torch
 
+from resume.standin.cuda_calls import Stream
+
 
 def _stub(name: str, **attributes) -> None:
     if name not in sys.modules:
@@ -53,25 +55,6 @@ def _before_import() -> None:
             setattr(agent, name, value)
 
 
-class _Stream:
-    """A stream that is always in step: what ``torch.cuda.Stream`` is to a CPU."""
-
-    def __init__(self, *_args, **_kwargs):
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-    def wait_stream(self, _other) -> None:
-        pass
-
-    def record_event(self, *_args) -> None:
-        pass
-
-    def wait_event(self, *_args) -> None:
-        pass
-
-
 def _accelerator():
     from deepspeed.accelerator import get_accelerator
 
@@ -82,9 +65,9 @@ def _accelerator():
     cls.is_bf16_supported = lambda self: True
     cls.supported_dtypes = lambda self: [torch.float32, torch.bfloat16, torch.float16]
     if accelerator.Stream is None:
-        cls.Stream = property(lambda self: _Stream)
-        cls.Event = property(lambda self: _Stream)
-        cls.current_stream = cls.default_stream = lambda self, device_index=None: _Stream()
+        cls.Stream = property(lambda self: Stream)
+        cls.Event = property(lambda self: Stream)
+        cls.current_stream = cls.default_stream = lambda self, device_index=None: Stream()
         cls.stream = lambda self, stream: contextlib.nullcontext()
     if (0, 13) <= _version() <= (0, 18):
         cls.FloatTensor = property(lambda self: functools.partial(torch.tensor, dtype=torch.float))

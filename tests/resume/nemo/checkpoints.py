@@ -57,16 +57,24 @@ def _io():
     return DistributedCheckpointIO("torch_dist", load_directly_on_device=False, torch_dist_multiproc=1)
 
 
-def save(engine: Engine, folder: str, spelling: str | None = None, optimizer: bool = True) -> None:
+def save(
+    engine: Engine, folder: str, spelling: str | None = None, optimizer: bool = True, without: str | None = None
+) -> None:
     """Write model and optimizer.  ``spelling``: "param" or "fp32_param", the key of a gated layer's masters.
 
     Pristine releases write "param" for gated layers and experts, next to "fp32_param" for all others.
+    ``without``: leave out tensors with this in their key.
     """
     checkpoint = {"state_dict": model_state(engine)}
     if optimizer:
         checkpoint["optimizer_states"] = [optimizer_state(engine)]
         if spelling:
             respell(checkpoint["optimizer_states"][0], spelling)
+    if without:
+        from megatron.core.dist_checkpointing.dict_utils import extract_matching_values
+        from megatron.core.dist_checkpointing.mapping import ShardedBase
+
+        _, checkpoint = extract_matching_values(checkpoint, lambda x: isinstance(x, ShardedBase) and without in x.key)
     _io().save_checkpoint(checkpoint, folder)
 
 
@@ -86,9 +94,13 @@ def respell(state: dict, spelling: str) -> None:
     dict_list_map_inplace(rename, state)
 
 
-def read(engine: Engine, folder: str) -> dict:
-    """The checkpoint as NeMo's strategy hands it to the run: {"state_dict", "optimizer_states": [one]}."""
-    request = {"state_dict": model_state(engine), "optimizer_states": [optimizer_state(engine, loading=True)]}
+def read(engine: Engine, folder: str, **more) -> dict:
+    """The checkpoint as NeMo's strategy hands it to the run: {"state_dict", "optimizer_states": [one]}.
+
+    ``more``: what else of the model to ask for.
+    """
+    states = [optimizer_state(engine, loading=True)]
+    request = {"state_dict": {**model_state(engine), **more}, "optimizer_states": states}
     return _io().load_checkpoint(folder, sharded_state_dict=request)
 
 

@@ -1,7 +1,8 @@
 """What a CPU-only machine lacks for NeMo's, Apex's and megatron-core's optimizers to run, and nothing else.
 
-None of this touches saving or loading.  On a machine with CUDA and the real
-Apex nothing here is applied but the import of NeMo's parts and ``restores_groups``.
+None of this touches saving or loading.  Where the real kernels run (``on_gpu``)
+no stand-in is put in place; what is left are imports, and what the installed
+versions of megatron-core, torch, Transformer Engine and Apex lack, if they do.
 
 * Kernels, device, stream and NCCL calls: ``resume.standin``.
 * megatron-core forks CUDA's random state around dropout; there is none to fork.
@@ -14,6 +15,7 @@ Apex nothing here is applied but the import of NeMo's parts and ``restores_group
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -25,6 +27,19 @@ import types
 import torch
 
 PACKAGES = ("nemo.core", "nemo.core.classes", "nemo.core.optim", "nemo.utils", "nemo.utils.callbacks", "nemo.lightning")
+
+
+@functools.cache
+def on_gpu() -> bool:
+    """Whether the real kernels run here: there is CUDA, and Apex with its compiled parts."""
+    if not torch.cuda.is_available():
+        return False
+    try:
+        for name in ("amp_C", "distributed_adam_cuda"):
+            importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
 
 
 def import_parts() -> None:
@@ -108,7 +123,7 @@ def _with_newer_torch() -> None:
 
 def on_cpu() -> None:
     """Put the stand-ins in place."""
-    from resume.standin import apex_kernels, cuda_calls
+    from resume.standin import apex_kernels, cuda_calls, grouped_gemm
 
     apex_kernels.install()
     cuda_calls.everywhere()
@@ -129,6 +144,8 @@ def on_cpu() -> None:
     if not hasattr(moe, "router_gating_linear"):  # older ones count tokens with histc
         moe.torch = cuda_calls.Torch()
         importlib.import_module("megatron.core.transformer.moe.token_dispatcher").torch = cuda_calls.Torch()
+    gemm = importlib.import_module("megatron.core.transformer.moe.grouped_gemm_util")
+    gemm.grouped_gemm = gemm.ops = grouped_gemm
     random.CudaRNGStatesTracker.fork = lambda self, name=None: contextlib.nullcontext()
 
 
@@ -138,7 +155,7 @@ def wrap(optimizer):
 
     from resume.standin.cuda_calls import cuda_type_names
 
-    with contextlib.nullcontext() if torch.cuda.is_available() else cuda_type_names():
+    with contextlib.nullcontext() if on_gpu() else cuda_type_names():
         return MainParamsOptimizerWrapper(optimizer, fp32_grad_accum=False, contiguous_grad_bucket=False)
 
 
@@ -154,7 +171,7 @@ def prepare() -> None:
     torch.set_num_threads(1)
     import_parts()
     _without_transformer_engine()
-    if not torch.cuda.is_available():
+    if not on_gpu():
         on_cpu()
     _without_tensorstore()
     _with_newer_torch()
@@ -181,4 +198,4 @@ def setup(rank: int, world: int) -> None:
     # saving writes from child processes, which daemonic ones may not have; forked, as in a run that a launcher started
     multiprocessing.current_process()._config["daemon"] = False
     multiprocessing.set_start_method("fork", force=True)
-    torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo", rank=rank, world_size=world)
+    torch.distributed.init_process_group("nccl" if on_gpu() else "gloo", rank=rank, world_size=world)

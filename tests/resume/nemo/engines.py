@@ -20,11 +20,12 @@ HYPER = {
 class Cell:
     """One way to train.
 
-    ``model``: moe, swiglu, plain.  ``optimizer``: fused (MainParamsOptimizerWrapper around Apex's FusedAdam) or
+    ``model``: one of ``models.KINDS``.  ``optimizer``: fused (MainParamsOptimizerWrapper around Apex's FusedAdam) or
     distributed (MegatronDistributedFusedAdam).  ``masters``: where the latter keeps fp32 masters: "params", or
     "remainders" of the bf16 weights.  ``ep``: expert parallel size.  ``groups``: 2 or 3 param groups (with expert
     parallelism experts are the third).  ``hyper``: which of HYPER the optimizer is built with.
-    ``order``: the order of the param groups.  ``decays``: whether the target's groups decay weights, all of them.
+    ``order``: the order of the param groups.  ``decays``: whether every group of a target decays weights.
+    False: its groups are told apart by that, as the source's are.
     ``lightning``: whether sharded state dicts are made by nemo.lightning.
     """
 
@@ -36,7 +37,7 @@ class Cell:
     groups: int = 2
     hyper: str = "source"
     order: tuple[int, ...] | None = None
-    decays: bool = False
+    decays: bool = True
     lightning: bool = False
 
     @property
@@ -62,9 +63,9 @@ def build(cell: Cell, seed: int) -> Engine:
     from megatron.core import parallel_state
 
     model = models.make(cell.model, seed, cell.ep)
-    if torch.cuda.is_available():
+    if compat.on_gpu():
         model.cuda()
-    first = parallel_state.get_expert_model_parallel_rank() * (2 // cell.ep) if cell.ep > 1 else 0
+    first = parallel_state.get_expert_model_parallel_rank() * (models.EXPERTS // cell.ep) if cell.ep > 1 else 0
     params = {models.full_name(n, first): p for n, p in model.named_parameters()}
     groups = models.groups(model, cell.ep, cell.groups)
     if cell.order:
@@ -72,10 +73,8 @@ def build(cell: Cell, seed: int) -> Engine:
     hyper = dict(HYPER[cell.hyper])
     if cell.hyper == "target":  # not one value of the source's, in any group
         for i, group in enumerate(groups):
-            plain = group.get("weight_decay") == 0.0
-            group.update(lr=hyper["lr"] + i, weight_decay=0.01 if plain and cell.decays else 0.7 + i)
-            if plain and not cell.decays:
-                group["weight_decay"] = 0.0
+            plain = group.get("weight_decay") == 0.0 and not cell.decays
+            group.update(lr=hyper["lr"] + i, weight_decay=0.0 if plain else hyper["weight_decay"] + i)
     else:
         for i, group in enumerate(groups):
             group["lr"] = hyper["lr"] / (1 + i if group.get("weight_decay") == 0.0 or "lr_mult" in group else 1)
@@ -98,7 +97,7 @@ def build(cell: Cell, seed: int) -> Engine:
             store_params=cell.masters == "params",
             store_param_remainders=cell.masters == "remainders",
             overlap_grad_sync=False,
-            **({} if torch.cuda.is_available() else {"device": "cpu"}),
+            **({} if compat.on_gpu() else {"device": "cpu"}),
         )
     return Engine(cell, model, optimizer, params, order)
 

@@ -14,7 +14,7 @@ def setup(rank: int, world: int) -> None:
     """As ``compat.setup``, but for what a release must do by itself where optional packages are not installed."""
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     compat.import_parts()
-    if not torch.cuda.is_available():
+    if not compat.on_gpu():
         compat.on_cpu()
 
 

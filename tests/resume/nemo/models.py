@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-VOCAB, LENGTH, WIDTH, BATCH = 16, 8, 16, 2
-KINDS = ("moe", "swiglu", "plain")
+VOCAB, LENGTH, WIDTH, BATCH, EXPERTS = 16, 8, 16, 2, 2
+MIXED = ("moe", "grouped")
+KINDS = (*MIXED, "swiglu", "plain")
 
 
 def parallel(ep: int) -> None:
@@ -23,7 +24,7 @@ def _spec(kind: str):
     """The local layer spec with torch's norms: Apex's are CUDA kernels."""
     from megatron.core.models.gpt import gpt_layer_specs
 
-    args = {"num_experts": 2, "moe_grouped_gemm": False} if kind == "moe" else {}
+    args = {"num_experts": EXPERTS, "moe_grouped_gemm": kind == "grouped"} if kind in MIXED else {}
     spec = gpt_layer_specs.get_gpt_layer_local_spec(**args)
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = _norm()
     return spec
@@ -39,7 +40,9 @@ def _norm() -> type:
 
 
 def make(kind: str, seed: int, ep: int = 1) -> torch.nn.Module:
-    """A fresh bf16 GPTModel: "moe" (two SwiGLU experts, one by one), "swiglu" (its dense twin) or "plain" (GELU).
+    """A fresh bf16 GPTModel: one of ``KINDS``.
+
+    "moe": SwiGLU experts one by one, "grouped": in one matrix; "swiglu": the dense twin; "plain": dense, GELU.
 
     ``ep``: expert parallel size.  The whole model's weights depend on the seed and on nothing else.
     """
@@ -50,7 +53,8 @@ def make(kind: str, seed: int, ep: int = 1) -> torch.nn.Module:
     parallel(ep)
     moe = (
         {
-            "num_moe_experts": 2,
+            "num_moe_experts": EXPERTS,
+            "moe_grouped_gemm": kind == "grouped",
             "moe_router_topk": 1,
             "moe_router_pre_softmax": True,
             "moe_token_dispatcher_type": "allgather",
@@ -58,7 +62,7 @@ def make(kind: str, seed: int, ep: int = 1) -> torch.nn.Module:
             "moe_aux_loss_coeff": 0.0,
             "expert_model_parallel_size": ep,
         }
-        if kind == "moe"
+        if kind in MIXED
         else {}
     )
     gated = {"gated_linear_unit": True, "activation_func": torch.nn.functional.silu} if kind != "plain" else {}
@@ -99,7 +103,7 @@ def _seed(model: torch.nn.Module, seed: int, ep: int) -> None:
     """Weights by parameter name, so that an expert is the same whatever rank holds it."""
     from megatron.core import parallel_state
 
-    first = parallel_state.get_expert_model_parallel_rank() * (2 // ep) if ep > 1 else 0
+    first = parallel_state.get_expert_model_parallel_rank() * (EXPERTS // ep) if ep > 1 else 0
     with torch.no_grad():
         for name, param in model.named_parameters():
             generator = torch.Generator().manual_seed(seed * 7919 + sum(map(ord, full_name(name, first))))

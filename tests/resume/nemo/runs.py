@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import torch
 
-from resume.nemo import checkpoints, engines
+from resume.nemo import checkpoints, engines, models
 from resume.nemo.engines import Cell
 from resume.oracle import Snapshot
 from resume.symptoms import StateDictChanged
@@ -18,23 +19,25 @@ def train_and_save(
     cell: Cell,
     folder: str,
     ties: bool = False,
-    spelling: str | None = None,
     stale: bool = False,
-    optimizer: bool = True,
+    sizes: dict[str, int] | None = None,
+    **save,
 ) -> Snapshot:
     """Train from seed 1 and save; this rank's snapshot.
 
-    ``ties``: put masters halfway between bf16 values first.  ``spelling``: see ``checkpoints.save``.
+    ``ties``: put masters halfway between bf16 values first.  ``save``: see ``checkpoints.save``.
     ``stale``: leave a ``step`` in the saved param groups, as copying fused_adam's groups does.
+    ``sizes``: those of ``models`` that are to be others.
     """
-    engine = engines.build(cell, seed=1)
-    engines.train(engine, 0, STEPS)
+    with mock.patch.dict(vars(models), sizes or {}):
+        engine = engines.build(cell, seed=1)
+        engines.train(engine, 0, STEPS)
     if ties:
         engines.plant_ties(engine)
     if stale:
         for group in engine.optimizer.param_groups:
             group["step"] = 1
-    checkpoints.save(engine, folder, spelling, optimizer)
+    checkpoints.save(engine, folder, **save)
     for group in engine.optimizer.param_groups if stale else ():
         del group["step"]
     return engines.snapshot(engine)
@@ -58,6 +61,21 @@ def resume(cell: Cell, folder: str, again: str | None = None, more: int = MORE, 
     return {"loaded": loaded, "twice": twice, "final": engines.snapshot(engine)}
 
 
+def load(cell: Cell, folder: str, more_on: int | None = None) -> None:
+    """Build an engine from seed 2 and load.
+
+    ``more_on``: a rank that asks for one more tensor, as one does that has other layers of a pipeline.
+    """
+    from megatron.core.dist_checkpointing import ShardedTensor
+
+    engine, more = engines.build(replace(cell, hyper="target"), seed=2), {}
+    if torch.distributed.get_rank() == more_on:
+        more["another"] = ShardedTensor.from_rank_offsets("model.another_layer", torch.zeros(4))
+    with torch.no_grad():
+        checkpoint = checkpoints.read(engine, folder, **more)
+    checkpoints.put(engine, checkpoint)
+
+
 def load_unchanged(cell: Cell, folder: str) -> None:
     """Load, and raise ``StateDictChanged`` where that changes what it was handed."""
     engine = engines.build(replace(cell, hyper="target"), seed=2)
@@ -71,11 +89,11 @@ def load_unchanged(cell: Cell, folder: str) -> None:
 
 
 def reference(cell: Cell, saved: Snapshot, rounded: bool = False, more: int = MORE) -> Snapshot:
-    """Go on with fused_adam from a snapshot, without loading a checkpoint.
+    """Go on with fused_adam, as ``cell`` is, from a snapshot, without loading a checkpoint.
 
     ``rounded``: with weights rounded half up after each step, as param remainders have them.
     """
-    engine = engines.build(replace(cell, optimizer="fused", masters="params", hyper="source", order=None), seed=3)
+    engine = engines.build(cell, seed=3)
     engines.assume(engine, saved)
     if rounded:
         engines.round_half_up(engine)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import ClassVar
 
 from resume import oracle, symptoms
 from resume.nemo import engines, runs
@@ -52,18 +53,27 @@ def bound(steps: int) -> float:
 
 
 class Story:
-    """A source run's checkpoint in ``folder`` and what becomes of it."""
+    """A source run's checkpoint in ``folder`` and what becomes of it.
+
+    Runs of the same kind are made once in a process, so ``folder`` is to be read only.
+    """
+
+    _sources: ClassVar[dict] = {}
+    _references: ClassVar[dict] = {}
 
     def __init__(self, pools, source: Cell, folder):
         self.pools, self.source, self.folder = pools, source, os.path.join(str(folder), "saved")
         self.again = os.path.join(str(folder), "again")
-        self.saved = Snapshot()
+        self.saved, self.key = Snapshot(), ()
 
     def train_and_save(self, **kwargs) -> Story:
-        ranks = self.pools(self.source.world)
-        self.saved = merged(
-            ranks.run("resume.nemo.runs:train_and_save", cell=self.source, folder=self.folder, **kwargs)
-        )
+        self.key = (self.source, repr(sorted(kwargs.items())))
+        if self.key not in self._sources:
+            found = self.pools(self.source.world).run(
+                "resume.nemo.runs:train_and_save", cell=self.source, folder=self.folder, **kwargs
+            )
+            self._sources[self.key] = self.folder, merged(found)
+        self.folder, self.saved = self._sources[self.key]
         return self
 
     def resume(self, target: Cell, folder: str | None = None, **kwargs) -> list[dict]:
@@ -119,6 +129,12 @@ class Story:
             )
 
     def _reference(self, target: Cell, rounded: bool) -> list[Snapshot]:
-        return self.pools(target.world).run(
-            "resume.nemo.runs:reference", cell=target, saved=self.saved, rounded=rounded
+        cell = replace(
+            target, optimizer="fused", masters="params", hyper="source", order=None, decays=True, lightning=False
         )
+        key = (self.key, cell, rounded)
+        if key not in self._references:
+            self._references[key] = self.pools(cell.world).run(
+                "resume.nemo.runs:reference", cell=cell, saved=self.saved, rounded=rounded
+            )
+        return self._references[key]

@@ -35,25 +35,19 @@ def maybe_cast_mt(chunk_size, overflow_flag, tensor_lists) -> None:
         dest.copy_(source)
 
 
-def multi_tensor_fused_adam(
-    chunk_size, noop_flag, tensor_lists, grad_scale, lr, beta1, beta2, eps, step, mode, bias_correction, weight_decay
-) -> None:
-    """One step over [params_in, exp_avgs, exp_avg_sqs, grads, params_out]; ``mode`` 1 decouples the weight decay."""
+def _step(param, exp_avg, exp_avg_sq, grad, grad_scale, hyper) -> None:
+    """One step of fp32 ``param`` and its moments in place; ``hyper`` as ``multi_tensor_adam`` takes it."""
+    multi_tensor_adam(0, None, [[grad.float() * grad_scale], [param], [exp_avg], [exp_avg_sq]], *hyper)
+
+
+def multi_tensor_fused_adam(chunk_size, noop_flag, tensor_lists, grad_scale, *hyper) -> None:
+    """One step over [params_in, exp_avgs, exp_avg_sqs, grads, params_out].
+
+    ``hyper``: lr, beta1, beta2, eps, step, mode, bias_correction, weight_decay; mode 1 decouples the weight decay.
+    """
     for param_in, exp_avg, exp_avg_sq, grad, param_out in zip(*tensor_lists, strict=False):
         param = param_in.detach().float()
-        multi_tensor_adam(
-            chunk_size,
-            None,
-            [[grad.float() * grad_scale], [param], [exp_avg], [exp_avg_sq]],
-            lr,
-            beta1,
-            beta2,
-            eps,
-            step,
-            mode,
-            bias_correction,
-            weight_decay,
-        )
+        _step(param, exp_avg, exp_avg_sq, grad, grad_scale, hyper)
         param_in.copy_(param)
         param_out.copy_(param)
 
@@ -71,25 +65,11 @@ def split_bf16(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return ((bits >> 16) + (remainder < 0).int()).to(torch.int16).view(torch.bfloat16), remainder
 
 
-def multi_tensor_fused_adam_with_param_remainders(
-    chunk_size, noop_flag, tensor_lists, grad_scale, lr, beta1, beta2, eps, step, mode, bias_correction, weight_decay
-) -> None:
+def multi_tensor_fused_adam_with_param_remainders(chunk_size, noop_flag, tensor_lists, grad_scale, *hyper) -> None:
     """One step over [bf16 params_in, remainders, exp_avgs, exp_avg_sqs, grads, bf16 params_out]."""
     for param_in, remainder, exp_avg, exp_avg_sq, grad, param_out in zip(*tensor_lists, strict=False):
         param = join_bf16(param_in.detach(), remainder)
-        multi_tensor_adam(
-            chunk_size,
-            None,
-            [[grad.float() * grad_scale], [param], [exp_avg], [exp_avg_sq]],
-            lr,
-            beta1,
-            beta2,
-            eps,
-            step,
-            mode,
-            bias_correction,
-            weight_decay,
-        )
+        _step(param, exp_avg, exp_avg_sq, grad, grad_scale, hyper)
         high, low = split_bf16(param)
         param_out.copy_(high)
         remainder.copy_(low)

@@ -23,6 +23,12 @@ class Stream:
     def wait_stream(self, _other) -> None:
         pass
 
+    def record_event(self, *_args) -> None:
+        pass
+
+    def wait_event(self, *_args) -> None:
+        pass
+
 
 class Cuda:
     """``torch.cuda`` where the CPU is the one device."""
