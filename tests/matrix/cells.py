@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -256,5 +257,7 @@ def is_core(cell: Cell) -> bool:
 
 def matching(cells: Iterable[Cell], patterns: str) -> list[Cell]:
     """Cells whose id matches one of the comma-separated shell patterns."""
-    wanted = [p for p in patterns.split(",") if p]
-    return [c for c in cells if any(fnmatch.fnmatchcase(c.id, p) for p in wanted)]
+    wanted = [p.strip() for p in patterns.split(",") if p.strip()]
+    names = {p for p in wanted if not set("*?[") & set(p)}
+    shapes = [re.compile(fnmatch.translate(p)) for p in wanted if p not in names]
+    return [c for c in cells if c.id in names or any(shape.match(c.id) for shape in shapes)]

@@ -43,8 +43,11 @@ def agree(flag: bool) -> bool:
     return bool(tensor.item())
 
 
+@contextlib.contextmanager
 def _quiet():
-    return contextlib.redirect_stdout(io.StringIO())
+    """Upstream's prints and progress bars go nowhere."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 def warm(optimizers: tuple[str, ...]) -> None:
@@ -56,6 +59,14 @@ def warm(optimizers: tuple[str, ...]) -> None:
     gc.freeze()  # DeepSpeed collects garbage several times an engine
 
 
+def _client_state() -> dict:
+    """What a client saves: its own, and what upstream's conversion to a universal checkpoint asks it for."""
+    from deepspeed.checkpoint import constants
+
+    info = {constants.UNIVERSAL_CHECKPOINT_VERSION_KEY: constants.UNIVERSAL_CHECKPOINT_VERSION_VALUE}
+    return {**engines.CLIENT, constants.UNIVERSAL_CHECKPOINT_INFO: info}
+
+
 def train(setup: Setup, mode: Mode, folder: str) -> float:
     """Train, save below ``folder``, train on; how far the latter steps moved any weight."""
     engine = training.build(setup, SEED["saving"])
@@ -63,7 +74,7 @@ def train(setup: Setup, mode: Mode, folder: str) -> float:
     saved = os.path.join(folder, "saved")
     tag = mode.tag
     with _quiet():
-        engine.save_checkpoint(saved, tag=tag, client_state=dict(engines.CLIENT), **mode.save)
+        engine.save_checkpoint(saved, tag=tag, client_state=_client_state(), **mode.save)
     view = training.snapshot(engine, engines.CLIENT)
     views = {"saved": view, "saved by name": training.by_name(engine, view)}
     if mode.how == "save16":
@@ -89,7 +100,7 @@ def convert(folder: str, tag: str, out: str) -> None:
         input_folder=os.path.join(folder, tag), output_folder=os.path.join(out, "universal"), num_extract_workers=1,
         num_merge_workers=1, keep_temp_folder=False, strict=True, inject_missing_state=False,
     )  # fmt: skip
-    with _quiet(), contextlib.redirect_stderr(io.StringIO()):
+    with _quiet():
         ds_to_universal.main(arguments)
     with open(os.path.join(out, "latest_universal"), "w") as file:
         file.write("universal")
@@ -124,7 +135,7 @@ def load(cell: Cell, folder: str, saved: str) -> dict:
     state = expected.State(cell, saved=views["saved by name" if named else "saved"], before=before, loaded=loaded)
     found, own_masters = expected.after_load(state)
     if mode.how == "resave" and agree(not found):
-        return _resaved(engine, setup, saved, loaded)
+        return _resaved(engine, setup, saved, loaded, named)
     if not agree(not found):
         return _report("load", found, path)
     if mode.optimizer and expected.same_run(cell):
@@ -185,20 +196,20 @@ def _reference(cell: Cell, loaded: Snapshot, views: dict, own_masters: bool) -> 
     return _references[key]
 
 
-def _resaved(engine, setup: Setup, saved: str, first: Snapshot) -> dict:
+def _resaved(engine, setup: Setup, saved: str, first: Snapshot, named: bool) -> dict:
     """Save what was loaded at once, and load it again in full: nothing may change on the way."""
     again = f"{saved}-again"
     with _quiet():
         engine.save_checkpoint(again, tag="again", client_state=dict(engines.CLIENT))
         second, _ = _fresh(setup, 0)
         _, client = second.load_checkpoint(again, tag="again")
-    return _report("load again", oracle.differences(first, _view(second, client)), again)
+    return _report("load again", oracle.differences(first, _view(second, client, named)), again)
 
 
 def _exported(views: dict, saved: str, mode: Mode) -> dict:
     from deepspeed.utils import zero_to_fp32
 
-    with _quiet(), contextlib.redirect_stderr(io.StringIO()):
+    with _quiet():
         found = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(saved, **mode.load)
     want = {n: t.float() for n, t in {**views["saved"].weights, **views["saved"].masters}.items()}
     return _report("export", expected.exported(want, views["saved"].buffers, found, torch.float32), saved)

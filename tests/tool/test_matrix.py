@@ -125,7 +125,7 @@ def raising(tmp_path: Path):
 def test_what_equals_is_exact_and_what_differs_is_silent():
     assert verdicts.of_ranks(FULL, [report()], None).cls == "exact"
     found = verdicts.of_ranks(FULL, [report(), report(DIFFERENCE)], None)
-    assert found.cls == "silent-wrong" and found.cause == "plain: masters wrong"
+    assert found.cls == "silent-wrong" and found.cause == "z1-2 full: masters wrong"
     assert "up.weight" in found.message
     moved = Cell("bf16", 1, "dense", "adamw", "1to2", "full")
     assert verdicts.of_ranks(moved, [report(phase="training on")], None).cls == "tolerance"
@@ -183,7 +183,7 @@ def test_our_own_failure_is_no_verdict_on_the_release():
 # documents
 
 
-def row(cell: str, cls: str, cause: str = "plain: masters wrong") -> dict:
+def row(cell: str, cls: str, cause: str = "z1-2 full: masters wrong") -> dict:
     good = cls in ("exact", "tolerance")
     axes = dict(zip(("precision", "stage"), (cell.split("-")[0], int(cell.split("-")[1][1:])), strict=True))
     return {
@@ -221,7 +221,7 @@ def test_a_document_is_checked_when_written(tmp_path: Path):
 
 def test_the_table_groups_by_cause_and_says_how_to_run_one_cell():
     text = matrix.table(document(row(A, "exact"), row(B, "silent-wrong"), row(C, "silent-wrong")))
-    assert re.search(rf"^ +2  silent-wrong +plain: masters wrong  \[z1,2; bf16\]  {B}$", text, re.MULTILINE)
+    assert re.search(rf"^ +2  silent-wrong +z1-2 full: masters wrong  \[z1,2; bf16\]  {B}$", text, re.MULTILINE)
     assert f"make matrix UPSTREAM=deepspeed VERSION=0.19.8 FLAVOUR=patched CELLS={B}" in text
     assert "3 cells in 1 s, 2.0/s: silent-wrong 2, exact 1; 2 of 2 pairs" in text
 
@@ -250,8 +250,8 @@ def test_the_slice_fails_on_what_is_not_listed_and_on_what_shows_no_more(tmp_pat
     listed.write_text("")
     house, result = House(tmp_path), matrix.Result(document(row(A, "silent-wrong"), row(B, "crash")), Path())
     (line,) = matrix.unknown(house, [result])
-    assert "silent-wrong: plain: masters wrong" in line and f"CELLS={A}" in line
-    listed.write_text('["deepspeed 0.19.8"]\n"plain: masters wrong" = "no patch yet"\n')
+    assert "silent-wrong: z1-2 full: masters wrong" in line and f"CELLS={A}" in line
+    listed.write_text('["deepspeed 0.19.8"]\n"z1-2 full: masters wrong" = "no patch yet"\n')
     assert matrix.unknown(house, [result]) == []
     (line,) = matrix.unknown(house, [matrix.Result(document(row(A, "exact")), Path())])
     assert "shows no more" in line
