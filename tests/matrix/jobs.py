@@ -12,6 +12,7 @@ import functools
 import gc
 import io
 import os
+import time
 from dataclasses import replace
 
 import torch
@@ -118,8 +119,14 @@ _references: dict[tuple, Snapshot] = {}
 def load(cell: Cell, folder: str, saved: str) -> dict:
     """Load ``saved`` as the cell says, hold it against what ``expected`` says, train on.
 
-    ``folder``: of the training. Returns the differences, the phase that they were seen in and the returned path.
+    ``folder``: of the training. Returns the first differences and how many there are, the phase that they were seen
+    in, whether load_checkpoint returned a path, and the seconds of processor that it all took.
     """
+    started = time.process_time()
+    return {**_load_and_compare(cell, folder, saved), "cpu_s": time.process_time() - started}
+
+
+def _load_and_compare(cell: Cell, folder: str, saved: str) -> dict:
     mode, setup = cell.how, cell.loaded_by
     views = _views(folder, _rank() if cell.worlds[0] == cell.worlds[1] else 0)
     if mode.how == "to32":

@@ -33,6 +33,7 @@ from matrix.pairs import select
 from matrix.verdicts import Verdict
 
 MOVED = 1e-3  # a hundred times expected.TOLERANCE: a run that moves its weights by less shows nothing
+NO_CELL = 5  # exit code; 1 is Python's own for an exception
 COLD, WARM, GRACE = 400.0, 60.0, 6.0
 
 
@@ -190,6 +191,7 @@ def row(cell: Cell, verdict: Verdict, seconds: float) -> dict[str, Any]:
         "cause": verdict.cause,
         "message": verdict.message,
         "duration_s": round(seconds, 3),
+        "cpu_s": verdict.cpu_s,
     }
 
 
@@ -257,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen, coverage = matching(every, args.cells), None
         if not chosen:
             say(f"no cell matches {args.cells!r}; an id is, for one, {every[0].id}")
-            return 1
+            return NO_CELL
     elif args.full:
         chosen, coverage = list(every), None
     else:

@@ -43,9 +43,12 @@ _OWN_CODE = ("tag", "universal", "unconverted", "to32", "save16", "into", "from"
 
 
 class Verdict(NamedTuple):
+    """``cpu_s``: seconds of processor of all ranks; None where one did not come back to say."""
+
     cls: str
     cause: str
     message: str
+    cpu_s: float | None = None
 
 
 def _upstreams(file: str) -> bool:
@@ -154,6 +157,8 @@ def of_ranks(cell: Cell, ended: Sequence[Any], lacks: str | None, phase: str = "
     ]
     worst = min(verdicts, key=lambda v: CLASSES.index(v.cls))
     raised = sum(isinstance(one, BaseException) for one in ended)
+    if not raised:
+        worst = worst._replace(cpu_s=round(sum(one["cpu_s"] for one in ended), 3))
     if 0 < raised < len(ended) and worst.cls in ("refused", "clear-error"):
         return worst._replace(cls="unclear-error", cause=f"{worst.cause} on one rank only")
     return worst

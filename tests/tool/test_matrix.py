@@ -102,7 +102,7 @@ def test_damage(tmp_path: Path):
 
 
 def report(*found, path=True, phase="load"):
-    return {"phase": phase, "path": path, "count": len(found), "found": list(found)}
+    return {"phase": phase, "path": path, "count": len(found), "found": list(found), "cpu_s": 0.1}
 
 
 DIFFERENCE = {"kind": "masters", "name": "up.weight", "text": "3 of 4 elements differ, by up to 0.1", "by": 0.1}
@@ -188,7 +188,7 @@ def row(cell: str, cls: str, cause: str = "z1-2 full: masters wrong") -> dict:
     axes = dict(zip(("precision", "stage"), (cell.split("-")[0], int(cell.split("-")[1][1:])), strict=True))
     return {
         "id": cell, "axes": axes, "class": cls, "cause": "" if good else cause, "message": "" if good else "text",
-        "duration_s": 0.1,
+        "duration_s": 0.1, "cpu_s": None,
     }  # fmt: skip
 
 
