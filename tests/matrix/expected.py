@@ -114,9 +114,12 @@ def _stale(loaded: Snapshot) -> list[Difference]:
     return found
 
 
-def further(want: Snapshot, final: Snapshot, cell: Cell) -> list[Difference]:
-    """The further steps: exact in the same layout, else within ``TOLERANCE``."""
-    return oracle.differences(want, final, only=set(FURTHER), tolerance=0.0 if cell.same_layout else TOLERANCE)
+def further(want: Snapshot, final: Snapshot, cell: Cell) -> tuple[list[Difference], bool]:
+    """What the further steps made otherwise, in another layout by more than ``TOLERANCE``, and whether all is exact."""
+    found = oracle.differences(want, final, only=set(FURTHER))
+    if cell.same_layout:
+        return found, not found
+    return oracle.differences(want, final, only=set(FURTHER), tolerance=TOLERANCE), not found
 
 
 def exported(weights: dict, buffers: dict, found, dtype: torch.dtype | None = None) -> list[Difference]:

@@ -153,7 +153,8 @@ def _load_and_compare(cell: Cell, folder: str, saved: str) -> dict:
         return _report("load", [], path)
     training.train(engine, setup, mode.steps, MORE)
     final = _view(engine, client, named)
-    return _report("training on", expected.further(want, final, cell), path)
+    found, exact = expected.further(want, final, cell)
+    return {**_report("training on", found, path), "exact": exact}
 
 
 def _fresh(setup: Setup, trained: int, named: bool = False):
@@ -232,5 +233,6 @@ def _report(phase: str, found: list, path) -> dict:
         "phase": phase,
         "path": path is not None,
         "count": len(found),
+        "exact": not found,
         "found": [{"kind": d.kind, "name": d.name, "text": d.text, "by": d.by} for d in found[:3]],
     }

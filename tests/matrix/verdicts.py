@@ -131,8 +131,7 @@ def of_report(cell: Cell, report: dict[str, Any], lacks: str | None) -> Verdict:
         if "rounded they are not" in first["text"]:
             what = "stale"
         return Verdict("silent-wrong", f"{_kin(cell, report['phase'])}: {first['kind']} {what}", _difference(report))
-    within = report["phase"] == "training on" and not cell.same_layout
-    return Verdict("tolerance" if within else "exact", "", "")
+    return Verdict("exact" if report["exact"] else "tolerance", "", "")
 
 
 def _kin(cell: Cell, phase: str) -> str:
