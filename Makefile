@@ -3,16 +3,18 @@
 UPSTREAM =
 VERSION =
 FAULT =
+FLAVOUR =
+CELLS =
 PORT = 8080
 PYTHON =
 # The shell takes the values from its environment, so that it reads no quote of theirs as its own.
-export UPSTREAM VERSION FAULT PORT
+export UPSTREAM VERSION FAULT FLAVOUR CELLS PORT
 
 CARRY := .venv/bin/python -m carry.cli
 PIN := --upstream "$$UPSTREAM" --version "$$VERSION"
 
 .DEFAULT_GOAL := help
-.PHONY: help ready build-wheels test test-tool test-resume test-client prove index serve apply refresh lint bench record doctor clean
+.PHONY: help ready build-wheels test test-tool test-resume test-client prove matrix matrix-full matrix-all matrix-slice index serve apply refresh lint bench record doctor clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1 | \2/p' Makefile | awk -F ' [|] ' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -34,6 +36,18 @@ test-client: ready ## install from dist/simple/ with pip and uv, as a user would
 
 prove: ready ## run the regression tests on both flavours and write dist/proofs/
 	@$(CARRY) prove $(PIN)
+
+matrix: ready ## every way to resume UPSTREAM= VERSION=, pairwise; FLAVOUR=pristine, CELLS=pattern
+	@$(CARRY) matrix $(PIN) --flavour "$$FLAVOUR" --cells "$$CELLS"
+
+matrix-full: ready ## the same with every combination: hours
+	@$(CARRY) matrix-full $(PIN) --flavour "$$FLAVOUR" --cells "$$CELLS"
+
+matrix-all: ready ## the matrix of every pin, both flavours
+	@$(CARRY) matrix-all $(PIN)
+
+matrix-slice: ready ## a fixed slice of the matrix on every patched wheel: minutes
+	@$(CARRY) matrix-slice $(PIN)
 
 index: ready ## publish proven wheels to dist/simple/
 	@$(CARRY) index $(PIN)

@@ -103,7 +103,7 @@ def _test(house: House, args: argparse.Namespace) -> int:
     """Every part runs, whatever the others say; the first that failed gives the exit code."""
     from carry import report
 
-    everything = ["lint", "test-tool", "prove", "index", "test-client"]
+    everything = ["lint", "test-tool", "prove", "matrix-slice", "index", "test-client"]
     codes = {}
     for name in everything:
         codes[name] = main([name])
@@ -141,6 +141,60 @@ def _prove(house: House, args: argparse.Namespace) -> int:
         if result.path:
             print(f"{'proven  ' if result.proven else 'UNPROVEN'}  {house.relative(result.path)}")
     return 0 if all(result.proven for result in results) else 1
+
+
+def _run_matrix(house: House, args: argparse.Namespace, flavours: Sequence[str], select: str, cells: str):
+    """One matrix a pin and flavour, and a table of each."""
+    from carry import matrix
+
+    chosen, built = _built(house, args)
+    with locked(house.build / "sites", f"carry {args.command}", say):
+        results = matrix.run(house, chosen, built, flavours, select, cells)
+    for result in results:
+        print(f"\n{matrix.table(result.document)}\nwritten  {house.relative(result.path)}")
+    return results
+
+
+def _matrix(house: House, args: argparse.Namespace) -> int:
+    flavours = [args.flavour] if args.flavour else ["patched"]
+    results = _run_matrix(house, args, flavours, "full" if args.command == "matrix-full" else "default", args.cells)
+    return 1 if any(result.failed for result in results) else 0
+
+
+def _matrix_all(house: House, args: argparse.Namespace) -> int:
+    from carry.wheels import FLAVOURS
+
+    args.upstream = args.upstream or "deepspeed"
+    return 1 if any(result.failed for result in _run_matrix(house, args, FLAVOURS, "default", "")) else 0
+
+
+def _matrix_slice(house: House, args: argparse.Namespace) -> int:
+    from carry import matrix
+
+    args.upstream = args.upstream or "deepspeed"
+    results = _run_matrix(house, args, ["patched"], "slice", matrix.slice_patterns(house))
+    found = matrix.unknown(house, results)
+    print("\n".join([*found, f"matrix-slice: {len(found)} finding{'s' * (len(found) != 1)}"]))
+    return 1 if found else 0
+
+
+def _matrix_diff(house: House, args: argparse.Namespace) -> int:
+    from carry import matrix
+
+    changes = matrix.compare(*(matrix.read(Path(name)) for name in (args.before, args.after)))
+    print("\n".join(changes.lines()))
+    return 1 if changes.worse else 0
+
+
+def _cells(parser: argparse.ArgumentParser) -> None:
+    _pins(parser)
+    parser.add_argument("--flavour", default="", metavar="FLAVOUR", help="pristine or patched (the default)")
+    parser.add_argument("--cells", default="", metavar="PATTERNS", help="shell patterns on ids, comma-separated")
+
+
+def _two_files(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("before", metavar="A.json")
+    parser.add_argument("after", metavar="B.json")
 
 
 def _fault(parser: argparse.ArgumentParser) -> None:
@@ -230,6 +284,11 @@ COMMANDS: dict[str, Command] = {
     "test-resume": Command("run the regression tests of pins, or of one fault, on both flavours", _prove, _fault),
     "test-client": Command("install from the published index with pip and uv, as a user would", _test_client, _nothing),
     "prove": Command("run the regression tests on both flavours and write dist/proofs/", _prove, _pins),
+    "matrix": Command("run every way to resume, pairwise, and write dist/matrix/", _matrix, _cells),
+    "matrix-full": Command("the same with every combination: hours", _matrix, _cells),
+    "matrix-all": Command("the matrix of every pin, both flavours", _matrix_all, _pins),
+    "matrix-slice": Command("a fixed slice of the matrix, on every patched wheel: minutes", _matrix_slice, _pins),
+    "matrix-diff": Command("compare two files of dist/matrix/ cell by cell", _matrix_diff, _two_files),
     "index": Command("publish proven wheels to dist/simple/", _index, _pins, writes=True),
     "serve": Command("serve dist/simple/ on loopback", _serve, _port),
     "bench": Command("measure what the tool costs, as ratios", _bench, _rounds),

@@ -56,6 +56,10 @@ class House:
         return self.dist / "proofs"
 
     @property
+    def matrices(self) -> Path:
+        return self.dist / "matrix"
+
+    @property
     def simple(self) -> Path:
         return self.dist / "simple"
 

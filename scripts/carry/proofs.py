@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import signal
-import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from carry.envs import Env, install_stack, load_stack, site
-from carry.errors import CarryError, CouldNotRun, UserError
+from carry.errors import CouldNotRun, UserError
+from carry.instack import call
 from carry.patches import Patch, load_series, series_sha256
 from carry.paths import House
 from carry.pins import Pin
 from carry.progress import say
-from carry.schema import fault_in
+from carry.schema import write_document
 from carry.wheels import FLAVOURS, Wheel
 
 _OUTCOME = ("outcome", "symptom", "message", "duration_s")
@@ -168,62 +164,18 @@ def _run(house: House, pin: Pin, env: Env, wheel: Wheel, faults: list[str], only
             f"--carry-report={report}", *(["--carry-only"] if only else []),
             *(f"--ignore={path}" for path in ignored),
         ]  # fmt: skip
-        code = _call(house, command, folder, f"prove-{wheel.path.name.removesuffix('.whl')}-{env.stack.name}")
+        name = f"prove-{wheel.path.name.removesuffix('.whl')}-{env.stack.name}"
+        code = call(house, command, folder, name, _LIMIT_S)
         outcomes = json.loads(report.read_bytes())["outcomes"] if report.exists() else {}
     unexpected = any(not outcome["as_expected"] for outcome in outcomes.values())
     if code not in (0, 1) or (code == 1 and not unexpected):
         # a broken test file, a crashed worker: whatever the tests said, not all of them had a say
-        log = f"build/logs/prove-{wheel.path.name.removesuffix('.whl')}-{env.stack.name}.log"
-        raise CouldNotRun(f"pytest ended with code {code} for another reason than a test; see {log}")
+        raise CouldNotRun(f"pytest ended with code {code} for another reason than a test; see build/logs/{name}.log")
     return outcomes
 
 
-def _call(house: House, command: list[str], folder: Path, name: str) -> int:
-    """Run pytest with its progress on the terminal, and all of its output in build/logs/<name>.log."""
-    env = {
-        **{k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PYTHON", "CARRY_"))},
-        "PYTHONPATH": f"{folder}{os.pathsep}{house.tests}",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    log = house.build / "logs" / f"{name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "wb") as handle, subprocess.Popen(
-        command, cwd=house.root, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, start_new_session=True,
-    ) as process:  # fmt: skip
-        # pytest and its ranks are a session of their own, so that all of them can be ended together
-        expired = []
-
-        def end() -> None:
-            expired.append(True)
-            os.killpg(process.pid, signal.SIGKILL)
-
-        late = threading.Timer(_LIMIT_S, end)
-        late.start()
-        try:
-            for line in process.stdout:
-                handle.write(line)
-                say(line.decode(errors="replace").rstrip("\n"))
-            code = process.wait()
-        finally:
-            late.cancel()
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-    if expired:
-        raise CouldNotRun(f"the tests took more than {_LIMIT_S // 60} minutes; see {house.relative(log)}")
-    return code
-
-
 def _write(house: House, document: dict) -> Path:
-    wrong = fault_in(document, "proof")
-    if wrong:
-        raise CarryError(f"the proof would be malformed at {wrong}")
     name = document["wheel"]["file"].removesuffix(".whl")
     path = house.proofs / name / f"{document['stack']['name']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".json.new")
-    beside.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(beside, path)
+    write_document(document, "proof", path)
     return path

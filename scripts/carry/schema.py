@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from pathlib import Path
 
 import jsonschema
+
+from carry.errors import CarryError
 
 _FOLDER = Path(__file__).with_name("schemas")
 
@@ -18,6 +21,17 @@ def fault_in(document: object, name: str) -> str | None:
         return None
     message = " ".join(error.message.split())
     return f"{error.json_path}: {message if len(message) < 200 else message[:200] + '…'}"
+
+
+def write_document(document: object, name: str, path: Path) -> None:
+    """Write `document` to `path` whole or not at all. Raises CarryError where the schema `name` forbids it."""
+    wrong = fault_in(document, name)
+    if wrong:
+        raise CarryError(f"the {name} would be malformed at {wrong}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".new")
+    beside.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(beside, path)
 
 
 @functools.cache
