@@ -155,6 +155,20 @@ class Index:
         _, _, stderr = git_bytes(["apply", "--cached", "--verbose", *names], self.repo, env=self._env)
         return stderr.splitlines()
 
+    def reverse_applies(self, patch: Path) -> bool:
+        """Whether the index holds what `patch` adds and lacks what it removes."""
+        args = ["apply", "--cached", "--check", "--reverse", str(patch.resolve())]
+        return not git_bytes(args, self.repo, env=self._env, ok=(0, 1))[0]
+
+    def unmerged(self) -> dict[str, dict[int, str]]:
+        """file -> stage -> blob id of what a three-way merge left in conflict."""
+        found: dict[str, dict[int, str]] = {}
+        for entry in filter(None, self.run(["ls-files", "--unmerged", "-z"]).split("\0")):
+            meta, _, file = entry.partition("\t")
+            _mode, blob, stage = meta.split()
+            found.setdefault(file, {})[int(stage)] = blob
+        return found
+
     def blobs(self, files: Sequence[str]) -> dict[str, tuple[str, str]]:
         """file -> (mode, blob id) for those of `files` that are in the index."""
         out = self.run(["--literal-pathspecs", "ls-files", "--stage", "-z", "--", *files]) if files else ""
