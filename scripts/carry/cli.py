@@ -197,6 +197,59 @@ def _record(house: House, args: argparse.Namespace) -> int:
     return 0
 
 
+def _bump(house: House, args: argparse.Namespace) -> int:
+    from carry import bump, bumpreport
+
+    outcome = bump.bump(house, args.upstream, args.version, args.pin, args.tests)
+    written = house.relative(bump.write_pin(house, outcome)) if args.write and not outcome.problem else None
+    print(bumpreport.table(outcome))
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        print("\n".join(bumpreport.annotations(house, outcome)))
+    for path in bumpreport.write(house, outcome, written):
+        print(f"report   {house.relative(path)}")
+    if written:
+        print(f"written  {written}")
+    return outcome.exit_code
+
+
+def _bump_arguments(parser: argparse.ArgumentParser) -> None:
+    _pins(parser)
+    parser.add_argument("--pin", default="", metavar="VERSION", help="the newest below --version by default")
+    parser.add_argument("--write", action="store_true", help="lay down the new pin's folder")
+    _tests(parser)
+
+
+def _tests(parser: argparse.ArgumentParser) -> None:
+    def number(text: str) -> int | None:
+        return int(text) if text else None
+
+    parser.add_argument("--tests", type=number, metavar="N", help="of each fault at most, 6 by default; 0 is all")
+
+
+def _replay(house: House, args: argparse.Namespace) -> int:
+    from carry import replay, replayreport
+
+    found = replay.replay(house, args.upstream, args.first, args.last, args.behaviour, args.tests)
+    print(replayreport.text(found))
+    for path in replayreport.write(house, found):
+        print(f"report   {house.relative(path)}")
+    changed = replay.correct(house, found) if args.write else []
+    for path in changed:
+        print(f"written  {house.relative(path)}")
+    return replayreport.exit_code(found, corrected=bool(changed))
+
+
+def _replay_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--upstream", default="", metavar="NAME")
+    parser.add_argument("--from", dest="first", default="", metavar="VERSION")
+    parser.add_argument("--to", dest="last", default="", metavar="VERSION")
+    parser.add_argument(
+        "--behaviour", default="", metavar="VERSIONS", help="run the proofs on these, by commas, or on `all`"
+    )
+    parser.add_argument("--write", action="store_true", help="correct Affects: trailers that behaviour contradicts")
+    _tests(parser)
+
+
 def _test_client(house: House, args: argparse.Namespace) -> int:
     from carry.testing import test_client
 
@@ -234,6 +287,8 @@ COMMANDS: dict[str, Command] = {
     "serve": Command("serve dist/simple/ on loopback", _serve, _port),
     "bench": Command("measure what the tool costs, as ratios", _bench, _rounds),
     "record": Command("keep this machine's proofs in patches/ and in the README's table", _record, _pins, writes=True),
+    "bump": Command("judge every patch of a pin against a release of upstream's", _bump, _bump_arguments),
+    "replay": Command("carry the set through upstream's releases, in order", _replay, _replay_arguments),
     "doctor": Command("look at what this machine has and lacks", _doctor, _nothing),
     "clean": Command(
         "remove build/ and dist/, but not dist/simple/, unless a work tree holds unexported work",

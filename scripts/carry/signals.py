@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -133,14 +133,17 @@ def probe(house: House, pin: Pin, prepared: Prepared, keep: Iterable[str] | None
     kept = {patch.fault for patch in prepared.series} if keep is None else set(keep)
     wanted = [prepared.symbols[patch.sha256] for patch in prepared.series]
     named = _named(base, pin.upstream.import_name, wanted)
-    found, laid = [], []
+    found, laid, top = [], [], base.tree
     with temporary_index(base) as index:
         for patch in prepared.series:
-            signals, tree = _try(index, base, patch, prepared, named)
+            before = index.save()
+            signals, tree = _try(index, patch, top, prepared, named)
             found.append(signals)
             if tree and patch.fault in kept:
-                index.run(["read-tree", tree])
                 laid.append((patch, tree))
+                top = tree
+            else:
+                index.restore(before)
     return Probe(base, tuple(found), tuple(laid))
 
 
@@ -153,51 +156,58 @@ def write_series(probed: Probe, pin: Pin, folder: Path) -> tuple[Patch, ...]:
     return load_series(replace(pin, folder=folder))
 
 
-def _try(index: Index, base: Release, patch: Patch, prepared: Prepared, named: frozenset[str]):
-    """Signals of one patch on what `index` holds, and the tree with it on (None: it does not go on).
+def _try(index: Index, patch: Patch, top: str, prepared: Prepared, named: frozenset[str]):
+    """Signals of one patch on `index`, which holds the tree `top`, and the tree with it on (None: it does not go on).
 
-    The index is left as it was.
+    Afterwards the index holds that tree, or anything.
     """
-    before = index.write_tree()
-    blobs = index.blobs(patch.files)
+    before, blobs = index.save(), index.blobs(patch.files)
     reverse = index.reverse_applies(patch.path)
-    text, tree, failed = APPLIES, None, None
+    text, tree, failed, plain = APPLIES, None, None, before
     try:
         said = index.apply([patch.path])
-        tree = index.write_tree()
+        tree, plain = index.write_tree(), index.save()
         text = OFFSET if any(map(_OFFSET.match, said)) else APPLIES
-        index.run(["read-tree", before])
+        index.restore(before)
     except ApplyFailed as error:
         failed = error
         text = CONFLICT if all(c.file in blobs or c.old_blob == NO_BLOB for c in patch.changes) else GONE
-    merged, conflicts = _merge(index, patch, before, blobs) if text != GONE else (None, "")
-    if merged and not tree and merged != before:
+    merged, unmerged = _merge(index, patch) if text != GONE else (None, {})
+    conflict = None
+    if tree:
+        index.restore(plain)
+    elif merged and merged != top:
         text, tree = THREE_WAY, merged
-    conflict = _conflict(patch, failed, *conflicts) if not tree and merged is None and failed else None
+    elif not merged:
+        conflict = _conflict(index.repo, patch, failed, unmerged)
     symbols = prepared.symbols[patch.sha256]
-    defined = {file: _definitions(base.repo, blobs[file][1]) for file in patch.files if file in blobs}
+    defined = {file: _definitions(index.repo, blobs[file][1]) for file in {s.file for s in symbols} if file in blobs}
     gone = tuple(s for s in symbols if s.file not in defined or s.name not in defined[s.file])
-    uncalled = tuple(
-        s for s in symbols if s not in gone and s.last in prepared.called and s.last not in named
-    )
-    return Signals(patch, text, reverse, merged == before, conflict, gone, uncalled), tree
+    uncalled = tuple(s for s in symbols if s not in gone and s.last in prepared.called and s.last not in named)
+    return Signals(patch, text, reverse, merged == top, conflict, gone, uncalled), tree
 
 
-def _merge(index: Index, patch: Patch, before: str, blobs) -> tuple[str | None, tuple[str, int, str]]:
-    """The tree after a three-way merge of `patch` into the index, or None and (file, line, lines) of the first
-    conflict. The index is left as it was."""
+def _merge(index: Index, patch: Patch) -> tuple[str | None, dict[str, dict[int, str]]]:
+    """The tree after a three-way merge of `patch` into the index, or None and the conflicts: file -> stage -> blob."""
     try:
         index.run(["apply", "--cached", "--3way", str(patch.path.resolve())])
-        return index.write_tree(), ("", 0, "")
+        return index.write_tree(), {}
     except GitFailed:
-        unmerged = index.unmerged()
-        return None, _first_conflict(index.repo, unmerged) if unmerged else ("", 0, "")
-    finally:
-        index.run(["read-tree", before])
+        return None, index.unmerged()
 
 
-def _first_conflict(repo: Path, unmerged: dict[str, dict[int, str]]) -> tuple[str, int, str]:
-    file, stages = next(iter(unmerged.items()))
+def _conflict(repo: Path, patch: Patch, failed: ApplyFailed, unmerged: dict[str, dict[int, str]]) -> Conflict:
+    change = next((c for c in patch.changes if c.file == failed.file), patch.changes[0])
+    hunk = next((h for h in change.hunks if h.old_line == failed.old_line), None)
+    at = hunk.line if hunk else change.line
+    if failed.file in unmerged:
+        return Conflict(at, failed.file, *_merge_text(repo, unmerged[failed.file]))
+    lines = _hunk_lines(patch, hunk.line) if hunk else [f"{failed.file}: {failed.said}"]
+    return Conflict(at, failed.file, 0, _shortened(lines))
+
+
+def _merge_text(repo: Path, stages: dict[int, str]) -> tuple[int, str]:
+    """The line of the first conflict of a merge, and its lines between marks."""
     with tempfile.TemporaryDirectory(prefix="carry-merge-") as scratch:
         paths = []
         for stage in (2, 1, 3):
@@ -210,18 +220,12 @@ def _first_conflict(repo: Path, unmerged: dict[str, dict[int, str]]) -> tuple[st
     lines = out.decode("utf-8", "replace").splitlines()
     start = next((n for n, line in enumerate(lines) if line.startswith("<<<<<<< ")), 0)
     end = next((n for n, line in enumerate(lines[start:], start) if line.startswith(">>>>>>> ")), len(lines) - 1)
-    shown = lines[max(0, start - 3) : end + 4]
-    if len(shown) > _SHOWN_LINES:
-        shown = [*shown[:_SHOWN_LINES], f"… {len(shown) - _SHOWN_LINES} more lines"]
-    return file, start + 1, "\n".join(shown)
+    return start + 1, _shortened(lines[max(0, start - 3) : end + 4])
 
 
-def _conflict(patch: Patch, failed: ApplyFailed, file: str, near: int, lines: str) -> Conflict:
-    change = next((c for c in patch.changes if c.file == failed.file), patch.changes[0])
-    hunk = next((h for h in change.hunks if h.old_line == failed.old_line), None)
-    if not lines:
-        lines = "\n".join(_hunk_lines(patch, hunk.line)) if hunk else failed.said
-    return Conflict(hunk.line if hunk else change.line, file or change.file, near, lines)
+def _shortened(lines: list[str]) -> str:
+    more = len(lines) - _SHOWN_LINES
+    return "\n".join([*lines[:_SHOWN_LINES], *([f"… {more} more lines"] if more > 0 else [])])
 
 
 def _hunk_lines(patch: Patch, start: int) -> list[str]:

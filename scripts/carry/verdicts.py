@@ -12,6 +12,7 @@ from typing import NamedTuple
 from carry.signals import APPLIES, OFFSET, Signals
 
 CARRY, REBASE, DROP, FIX, UNDECIDED = "carry", "rebase", "drop", "fix", "undecided"
+SAMPLE = 6  # tests of a fault that have a say, unless they would all have its patch dropped: then every test has
 
 # test id -> what a run of the tests recorded: outcome (red, green or error), symptom, message
 Run = Mapping[str, Mapping]
@@ -37,7 +38,7 @@ class Behaviour:
 
 
 def state(runs: tuple[Run, ...]) -> str:
-    """red (some test has the symptom), green (all pass), error (neither), flaky (runs differ), or none (no test ran)."""
+    """red (some test has the symptom), green (all pass), error (neither), flaky (runs differ), none (no test ran)."""
     if not runs or not runs[0]:
         return "none"
     outcomes = [{name: test["outcome"] for name, test in run.items()} for run in runs]
