@@ -19,17 +19,8 @@ from carry.verdicts import counted
 _TEXT = {APPLIES: "=", OFFSET: "~", THREE_WAY: "3", CONFLICT: "x", GONE: "o"}
 _NEEDED = {True: "#", False: ".", None: "?"}
 _GREEN, _PALE, _YELLOW, _RED, _GREY, _BLUE = "#2a7", "#5b9", "#db3", "#c44", "#888", "#57c"
-_COLOURS = {
-    "=": _GREEN,
-    "~": _PALE,
-    "3": _YELLOW,
-    "x": _RED,
-    "o": _GREY,
-    "i": _BLUE,
-    "#": _RED,
-    ".": _GREEN,
-    "?": _YELLOW,
-}
+_COLOURS = {"=": _GREEN, "~": _PALE, "3": _YELLOW, "x": _RED, "o": _GREY, "i": _BLUE}
+_COLOURS |= {"#": _RED, ".": _GREEN, "?": _YELLOW}
 
 
 def document(found: Replay) -> dict:
