@@ -83,13 +83,18 @@ def seen(
 def _run(
     house: House, pin: Pin, series: Sequence[Patch], flavour: str, stack: str, faults: Sequence[str], sample: int
 ) -> dict[str, Run]:
+    with locked(house.build / "sites", "carry bump", say):
+        env = install_stack(house, stack)
     with locked(house.build, "carry bump", say):
-        wheel = build(house, pin, series, flavour)
+        try:
+            wheel = build(house, pin, series, flavour)
+        except UserError as error:
+            say(f"{error}; trying again where torch is")
+            wheel = build(house, pin, series, flavour, env)
         index = house.build / "bump" / f"simple-{wheel.sha256[:16]}"
         write_index([wheel.path], index)
     try:
         with locked(house.build / "sites", "carry bump", say):
-            env = install_stack(house, stack)
             outcomes = run_tests(house, env, wheel, faults, guards=False, sample=sample, index=index)
     finally:
         shutil.rmtree(index, ignore_errors=True)

@@ -151,7 +151,7 @@ class _Gate:
         self.stack, runs = lab.pristine(self.house, self.target, stacks, faults, self.sample)
         self.pristine = {fault: [run] for fault, run in runs.items()}
         # a patch is dropped on the word of all its fault's tests, not of a sample
-        green = [fault for fault in self.own if self.sample and state((runs[fault],)) == "green"]
+        green = [fault for fault in self.own if state((runs[fault],)) == "green" and len(runs[fault]) == self.sample]
         if green:
             for fault, run in self._observe((), green, sample=0).items():
                 self.pristine[fault] = [run]
@@ -241,7 +241,11 @@ def write_pin(house: House, outcome: Outcome) -> Path:
         raise UserError(f"{shown} is there already and stays as it is; remove it to have it laid down anew")
     if outcome.problem:
         raise CouldNotRun(f"{shown} is not written: {outcome.problem}")
-    with tempfile.TemporaryDirectory(dir=target.upstream.folder, prefix=".bump-") as scratch:
+    # the lock: other commands sweep away scratch that nobody holds
+    with (
+        locked(house.build, "carry bump", say),
+        tempfile.TemporaryDirectory(dir=target.upstream.folder, prefix=".bump-") as scratch,
+    ):
         new = Path(scratch) / "pin"  # one level down: a folder with a pin.toml beside the others would be a pin
         new.mkdir(mode=0o755)
         (new / "pin.toml").write_text(_pin_toml(outcome), encoding="utf-8")

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from carry.actions import annotation
 from carry.bump import ANEW, SHARED, Judged, Other, Outcome
 from carry.errors import CarryError
 from carry.paths import House
@@ -118,22 +119,13 @@ def annotations(house: House, outcome: Outcome) -> list[str]:
         level = "error" if one.verdict.name == FIX else "warning"
         title = f"{one.verdict.name} in {outcome.target.version}: {one.patch.fault}"
         line = at.patch_line if at and one.verdict.name == FIX else _fault_line(one)
-        found.append(_annotation(level, house.relative(one.patch.path), line, title, one.verdict.reason))
+        found.append(annotation(level, house.relative(one.patch.path), line, title, one.verdict.reason))
     for other in outcome.others:
         if other.standing == ANEW:
             title = f"new in {outcome.target.version}: {other.fault}"
             text = f"{outcome.pin} has it not; this patch is the nearest"
-            found.append(_annotation("warning", house.relative(other.patch.path), 1, title, text))
+            found.append(annotation("warning", house.relative(other.patch.path), 1, title, text))
     return found
-
-
-def _annotation(level: str, file: str, line: int, title: str, text: str) -> str:
-    def escaped(value: str, more: str = "") -> str:
-        for sign in "%\r\n" + more:
-            value = value.replace(sign, f"%{ord(sign):02X}")
-        return value
-
-    return f"::{level} file={escaped(file, ':,')},line={line},title={escaped(title, ':,')}::{escaped(text)}"
 
 
 def _fault_line(one: Judged) -> int:

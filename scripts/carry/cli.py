@@ -198,15 +198,17 @@ def _record(house: House, args: argparse.Namespace) -> int:
 
 
 def _bump(house: House, args: argparse.Namespace) -> int:
-    from carry import bump, bumpreport
+    from carry import actions, bump, bumpreport
 
     outcome = bump.bump(house, args.upstream, args.version, args.pin, args.tests)
     written = house.relative(bump.write_pin(house, outcome)) if args.write and not outcome.problem else None
     print(bumpreport.table(outcome))
-    if os.environ.get("GITHUB_ACTIONS") == "true":
+    if actions.active():
         print("\n".join(bumpreport.annotations(house, outcome)))
+        actions.summary(bumpreport.markdown(house, outcome))
     for path in bumpreport.write(house, outcome, written):
         print(f"report   {house.relative(path)}")
+        actions.output(path.name.replace(".", "_"), house.relative(path))
     if written:
         print(f"written  {written}")
     return outcome.exit_code
@@ -250,6 +252,29 @@ def _replay_arguments(parser: argparse.ArgumentParser) -> None:
     _tests(parser)
 
 
+def _plan(house: House, args: argparse.Namespace) -> int:
+    import json
+
+    from carry import actions, pins, plan
+
+    chosen = pins.all_pins(house, args.upstream or None, args.version or None)
+    if args.gitlab:
+        print(json.dumps(plan.gitlab(chosen), indent=1))
+    elif args.json:
+        print(json.dumps(plan.github(chosen)))
+    else:
+        print("\n".join("  ".join(cell.values()) for cell in plan.cells(chosen)))
+    actions.output("cells", json.dumps(plan.github(chosen)))
+    actions.output("upstreams", json.dumps(plan.upstreams(chosen)))
+    return 0
+
+
+def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+    _pins(parser)
+    parser.add_argument("--json", action="store_true", help="one line, as a matrix of GitHub Actions takes it")
+    parser.add_argument("--gitlab", action="store_true", help="a child pipeline of GitLab")
+
+
 def _test_client(house: House, args: argparse.Namespace) -> int:
     from carry.testing import test_client
 
@@ -289,6 +314,7 @@ COMMANDS: dict[str, Command] = {
     "record": Command("keep this machine's proofs in patches/ and in the README's table", _record, _pins, writes=True),
     "bump": Command("judge every patch of a pin against a release of upstream's", _bump, _bump_arguments),
     "replay": Command("carry the set through upstream's releases, in order", _replay, _replay_arguments),
+    "plan": Command("list the cells that CI fans out over, one pin and stack each", _plan, _plan_arguments),
     "doctor": Command("look at what this machine has and lacks", _doctor, _nothing),
     "clean": Command(
         "remove build/ and dist/, but not dist/simple/, unless a work tree holds unexported work",
