@@ -75,7 +75,7 @@ def seen(
         lock = load_stack(house, stack).sha256
         paths = {f: house.cache / "behaviour" / f"{_digest(inputs, lock, tests, f, sample, 1)}.json" for f in faults}
         found = {fault: json.loads(path.read_bytes()) for fault, path in paths.items() if path.exists()}
-        if works(found):
+        if can_run(found):
             return stack, found
     return None
 
@@ -124,7 +124,7 @@ def _pinned(house: House, pin: Pin) -> bool:
     return pin.version in versions(house, pin.upstream.name)
 
 
-def works(runs: dict[str, Run]) -> bool:
+def can_run(runs: dict[str, Run]) -> bool:
     """Whether a stack can run the release at all: some test ended red or green."""
     return any(test["outcome"] != "error" for run in runs.values() for test in run.values())
 
@@ -143,7 +143,7 @@ def pristine(
         except (CouldNotRun, UserError) as error:
             problems.append(f"{stack}: {error}")
             continue
-        if works(runs):
+        if can_run(runs):
             return stack, runs
         said = next((t["message"] for run in runs.values() for t in run.values()), "no test of these faults runs there")
         problems.append(f"{stack}: every test is an error ({' '.join((said or '').split())[:120]})")

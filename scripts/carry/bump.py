@@ -29,8 +29,10 @@ from carry.verdicts import (
     Verdict,
     decide,
     disagrees,
+    flaky,
     needed,
-    state,
+    shows,
+    works,
 )
 
 ANEW, SHARED, ABSENT, UNKNOWN = "anew", "shared", "absent", "unknown"
@@ -151,14 +153,13 @@ class _Gate:
         self.stack, runs = lab.pristine(self.house, self.target, stacks, faults, self.sample)
         self.pristine = {fault: [run] for fault, run in runs.items()}
         # a patch is dropped on the word of all its fault's tests, not of a sample
-        green = [fault for fault in self.own if state((runs[fault],)) == "green" and len(runs[fault]) == self.sample]
-        if green:
-            for fault, run in self._observe((), green, sample=0).items():
-                self.pristine[fault] = [run]
+        doubtful = [f for f in self.own if not shows((runs[f],)) and len(runs[f]) == self.sample]
+        for fault, run in (self._observe((), doubtful, sample=0) if doubtful else {}).items():
+            self.pristine[fault] = [run]
 
     def _settle(self, probed: Probe) -> tuple[tuple[Patch, ...], Probe]:
         """The refreshed series of all that is needed and works, tested as a whole, and its probe."""
-        wanted = {fault for fault in self.own if state(tuple(self.pristine[fault])) in ("red", "error")}
+        wanted = {fault for fault in self.own if shows(tuple(self.pristine[fault])) is not False}
         while True:
             with locked(self.house.build, "carry bump", say):
                 probed = probe(self.house, self.target, self.prepared, keep=wanted)
@@ -167,10 +168,14 @@ class _Gate:
             runs = self._observe(series, laid) if series else {}
             self.patched.update({fault: [run] for fault, run in runs.items()})
             self._repeat(probed, series)
-            failed = {fault for fault in laid if state(tuple(self.patched[fault])) != "green"}
+            failed = {fault for fault in laid if not self._good(fault)}
             if not failed:
                 return series, probed
             wanted -= failed  # what is left has to be right without them
+
+    def _good(self, fault: str) -> bool:
+        seen = self._behaviour(fault)
+        return bool(works(seen)) and not flaky(seen.pristine) and not flaky(seen.patched)
 
     def _repeat(self, probed: Probe, series: tuple[Patch, ...]) -> None:
         """Run again what contradicts the text, once."""
@@ -210,7 +215,7 @@ class _Gate:
         except CouldNotRun as error:
             say(f"{fault} on the pristine {self.pin}: {error}")
             return Other(fault, patch, UNKNOWN, seen)
-        standing = {"green": ANEW, "red": SHARED}.get(state((runs[fault],)), UNKNOWN)
+        standing = {False: ANEW, True: SHARED, None: UNKNOWN}[shows((runs[fault],))]
         return Other(fault, patch, standing, seen)
 
 

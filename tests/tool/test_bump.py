@@ -44,7 +44,7 @@ CASES = {
     "collides": (changed((ROW, "line_20 = 'half'")), "fix", "needed, but conflict"),
     "undone": (changed(FIXED, end="line_20 = 20\n"), "fix", "nothing of it is left to apply"),
     "outlived": (changed(end="line_20 = 20\n"), "fix", "no longer works: patched red 1 of 1"),
-    "breaks": (changed(end="raise ValueError('broken')\n"), "undecided", "S: broken".replace("S", "ValueError")),
+    "breaks": (changed(end="raise ValueError('broken')\n"), "undecided", "other symptom: ValueError: broken"),
     "wavers": (changed(end=SEEN), "undecided", "flaky"),
 }
 OTHERS = {"appears": "anew", "shares": "shared", "lacks": "absent"}

@@ -9,7 +9,7 @@ import pytest
 from carry import verdicts
 from carry.patches import Patch
 from carry.signals import Conflict, Signals
-from carry.verdicts import Behaviour, counted, decide, disagrees, needed, state
+from carry.verdicts import Behaviour, counted, decide, disagrees, flaky, needed, shows, works
 
 PATCH = Patch(Path("0001-x.patch"), "x", (), (), (), "0" * 64)
 CONFLICT = Conflict(30, "toy/core.py", 20, "lines")
@@ -35,7 +35,7 @@ IN = {"text": "conflict", "reverse_applies": True, "empty": True}
         ({"text": "offset"}, [RED], [GREEN], "carry", "works (offset)"),
         ({"text": "three-way"}, [RED], [GREEN], "rebase", "works (three-way)"),
         # behaviour says upstream has it, whatever the text says
-        (IN, [GREEN], [], "drop", "not needed: the release as it is passes its tests (green 1 of 1)"),
+        (IN, [GREEN], [], "drop", "not needed: on the release as it is no test shows it (green 1 of 1)"),
         ({}, [GREEN, GREEN], [], "drop", "text: applies"),
         ({"text": "conflict", "conflict": CONFLICT}, [GREEN], [], "drop", "text: conflict"),
         # and that it does not
@@ -49,8 +49,13 @@ IN = {"text": "conflict", "reverse_applies": True, "empty": True}
         ({}, [run(a="red", b="error")], [run(a="green", b="green")], "carry", "pristine red 1, error 1 of 2"),
         # another symptom than the declared one counts where the patch ends it
         ({}, [ERROR], [GREEN], "carry", "pristine error 1 of 1"),
-        ({}, [ERROR], [ERROR], "undecided", "not with the declared symptom (error 1 of 1): S: why"),
+        ({}, [ERROR], [ERROR], "undecided", "not with the declared symptom (error 1 of 1), other symptom: S: why"),
         ({"text": "conflict", "conflict": CONFLICT}, [ERROR], [], "undecided", "not with the declared symptom"),
+        # what something else stops, patched or not, says nothing of this fault
+        ({}, [run(a="red", b="error")], [run(a="green", b="error")], "carry", "patched green 1, error 1 of 2, other s"),
+        ({}, [run(a="red", b="green")], [run(a="green", b="error")], "fix", "longer works: patched green 1, error 1"),
+        ({}, [run(a="green", b="green", c="error")], [], "drop", "(green 2, error 1 of 3), other symptom: S: why"),
+        ({}, [run(a="green", b="error")], [], "undecided", "not with the declared symptom (green 1, error 1 of 2)"),
         ({}, [RED, GREEN], [GREEN], "undecided", "flaky: its tests changed their outcome between two runs on the pr"),
         ({}, [RED], [RED, GREEN], "undecided", "between two runs on the patched release"),
         ({}, [], [], "undecided", "no test of it ran"),
@@ -87,12 +92,14 @@ def test_what_contradicts_the_text_is_run_again(text, pristine, patched, again):
 
 
 def test_states_and_counts():
-    assert [state(runs) for runs in ((), ({},), (RED,), (GREEN,), (ERROR,), (RED, GREEN))] == [
-        "none", "none", "red", "green", "error", "flaky"]  # fmt: skip
+    assert [flaky(runs) for runs in ((), (RED,), (RED, RED), (RED, GREEN))] == [False, False, False, True]
     # a run of all tests and one of a sample of them agree where they meet
-    assert state((run(a="green", b="green"), GREEN)) == "green"
+    assert not flaky((run(a="green", b="red"), GREEN))
     assert counted((GREEN, run(a="green", b="red"))) == "red 1, green 1 of 2" and counted(()) == "not run"
-    assert [needed(Behaviour((one,))) for one in (RED, GREEN, ERROR)] == [True, False, None]
+    assert [shows((one,)) for one in (RED, GREEN, ERROR, {})] == [True, False, None, None]
+    assert [works(Behaviour((RED,), patched)) for patched in ((), (GREEN,), (ERROR,))] == [None, True, False]
+    assert works(Behaviour((ERROR,), (ERROR,))) is False
+    assert [needed(Behaviour((ERROR,), patched)) for patched in ((), (GREEN,), (RED,))] == [None, True, None]
 
 
 def test_no_verdict_reads_what_the_patch_claims():
