@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from carry.envs import fitting_stacks, install_stack, load_stack
+from carry.envs import Env, fitting_stacks, install_stack, load_stack
 from carry.errors import CouldNotRun, UserError
 from carry.index import write_index
 from carry.lock import locked
@@ -23,7 +23,7 @@ from carry.pins import Pin, load_pin, versions
 from carry.progress import say
 from carry.proofs import run_tests, tests_sha256
 from carry.verdicts import Run
-from carry.wheels import build, inputs_sha256
+from carry.wheels import Wheel, build, inputs_sha256
 
 _KEPT = ("outcome", "symptom", "message")
 
@@ -86,11 +86,7 @@ def _run(
     with locked(house.build / "sites", "carry bump", say):
         env = install_stack(house, stack)
     with locked(house.build, "carry bump", say):
-        try:
-            wheel = build(house, pin, series, flavour)
-        except UserError as error:
-            say(f"{error}; trying again where torch is")
-            wheel = build(house, pin, series, flavour, env)
+        wheel = _build(house, pin, series, flavour, env)
         index = house.build / "bump" / f"simple-{wheel.sha256[:16]}"
         write_index([wheel.path], index)
     try:
@@ -107,6 +103,17 @@ def _run(
         }
         for fault in faults
     }
+
+
+def _build(house: House, pin: Pin, series: Sequence[Patch], flavour: str, env: Env) -> Wheel:
+    """The wheel, as a pin's is built, else in the stack: some releases' setup.py cannot do without torch."""
+    try:
+        return build(house, pin, series, flavour)
+    except UserError as first:
+        try:
+            return build(house, pin, series, flavour, env)
+        except UserError:
+            raise CouldNotRun(f"{pin} cannot be built: {first}") from None
 
 
 def _keep(path: Path, run: Run) -> None:

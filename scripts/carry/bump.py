@@ -50,8 +50,8 @@ class Judged:
 
 @dataclass(frozen=True)
 class Other:
-    """A fault that the pin carries no patch for: `standing` is anew (the pin's own release passes its tests), shared
-    (it fails them too), absent, or unknown; `patch` is the one of the nearest pin that has it."""
+    """A fault that the pin carries no patch for: `standing` is anew (on the pin's own release some of its tests pass
+    and none shows it), shared (one does), absent, or unknown; `patch` is the one of the nearest pin that has it."""
 
     fault: str
     patch: Patch
@@ -212,10 +212,11 @@ class _Gate:
             return Other(fault, patch, UNKNOWN if there is None else ABSENT, seen)
         try:
             runs = lab.observe(self.house, self.pin, (), self.pin.stacks[0], [fault], sample=self.sample)
-        except CouldNotRun as error:
+        except (CouldNotRun, UserError) as error:
             say(f"{fault} on the pristine {self.pin}: {error}")
             return Other(fault, patch, UNKNOWN, seen)
-        standing = {False: ANEW, True: SHARED, None: UNKNOWN}[shows((runs[fault],))]
+        outcomes = {test["outcome"] for test in runs[fault].values()}
+        standing = SHARED if "red" in outcomes else ANEW if "green" in outcomes else UNKNOWN
         return Other(fault, patch, standing, seen)
 
 

@@ -23,8 +23,8 @@ _MEANING = {
 }
 
 
-def document(outcome: Outcome, written: str | None = None) -> dict:
-    """The JSON of schemas/bump.schema.json; `written` is the new pin's folder."""
+def document(outcome: Outcome) -> dict:
+    """The JSON of schemas/bump.schema.json."""
     return {
         "schema": 1,
         "upstream": outcome.pin.upstream.name,
@@ -35,15 +35,14 @@ def document(outcome: Outcome, written: str | None = None) -> dict:
         "tests_of_a_fault": outcome.sample,
         "problem": outcome.problem or None,
         "exit_code": outcome.exit_code,
-        "written": written,
         "patches": [_patch(one) for one in outcome.judged],
         "others": [_other(one) for one in outcome.others],
     }
 
 
-def write(house: House, outcome: Outcome, written: str | None = None) -> list[Path]:
+def write(house: House, outcome: Outcome) -> list[Path]:
     """report.json and report.md in dist/bump/<upstream>-<from>-<to>/, each whole or not at all."""
-    content = document(outcome, written)
+    content = document(outcome)
     if wrong := fault_in(content, "bump"):
         raise CarryError(f"the report of {outcome.name} would be malformed at {wrong}")
     folder = house.dist / "bump" / outcome.name

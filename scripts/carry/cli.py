@@ -201,16 +201,15 @@ def _bump(house: House, args: argparse.Namespace) -> int:
     from carry import actions, bump, bumpreport
 
     outcome = bump.bump(house, args.upstream, args.version, args.pin, args.tests)
-    written = house.relative(bump.write_pin(house, outcome)) if args.write and not outcome.problem else None
     print(bumpreport.table(outcome))
     if actions.active():
         print("\n".join(bumpreport.annotations(house, outcome)))
         actions.summary(bumpreport.markdown(house, outcome))
-    for path in bumpreport.write(house, outcome, written):
+    for path in bumpreport.write(house, outcome):
         print(f"report   {house.relative(path)}")
         actions.output(path.name.replace(".", "_"), house.relative(path))
-    if written:
-        print(f"written  {written}")
+    if args.write and not outcome.problem:
+        print(f"written  {house.relative(bump.write_pin(house, outcome))}")
     return outcome.exit_code
 
 
