@@ -288,6 +288,11 @@ def _definitions(repo: Path, blob: str) -> dict[str, tuple[int, int]]:
     return found
 
 
+def forget_definitions() -> None:
+    """Parse every file anew, as a first run does."""
+    _definitions.cache_clear()
+
+
 def _named(base: Release, package: str, symbols: Iterable[Iterable[Symbol]]) -> frozenset[str]:
     """Those of the symbols' own names that the release's package has somewhere else than after `def` or `class`."""
     names = sorted({symbol.last for several in symbols for symbol in several})
