@@ -7,20 +7,27 @@ FLAVOUR =
 CELLS =
 PORT = 8080
 PYTHON =
+PIN =
+FROM =
+TO =
+BEHAVIOUR =
+TESTS =
+WRITE =
 # The shell takes the values from its environment, so that it reads no quote of theirs as its own.
-export UPSTREAM VERSION FAULT FLAVOUR CELLS PORT
+export UPSTREAM VERSION FAULT FLAVOUR CELLS PORT PIN FROM TO BEHAVIOUR TESTS
 
 CARRY := .venv/bin/python -m carry.cli
-PIN := --upstream "$$UPSTREAM" --version "$$VERSION"
+WHICH := --upstream "$$UPSTREAM" --version "$$VERSION"
 
 .DEFAULT_GOAL := help
-.PHONY: help ready build-wheels test test-tool test-resume test-client prove matrix matrix-full matrix-all matrix-slice index serve apply refresh lint bench record doctor clean
+.PHONY: help ready build-wheels test test-tool test-resume test-client prove matrix matrix-full matrix-all matrix-slice index serve \
+	apply refresh lint bench record bump replay plan doctor clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1 | \2/p' Makefile | awk -F ' [|] ' '{ printf "%-18s %s\n", $$1, $$2 }'
 
 build-wheels: ready ## build the patched and pristine wheels of every pin, or of UPSTREAM= VERSION=
-	@$(CARRY) build-wheels $(PIN)
+	@$(CARRY) build-wheels $(WHICH)
 
 test: ready ## lint, the tool, every pin red and green, the index, a real pip and uv
 	@$(CARRY) test
@@ -29,28 +36,28 @@ test-tool: ready ## test the tool: offline, seconds
 	@$(CARRY) test-tool
 
 test-resume: ready ## regression tests; UPSTREAM= VERSION= FAULT= narrow them
-	@$(CARRY) test-resume $(PIN) --fault "$$FAULT"
+	@$(CARRY) test-resume $(WHICH) --fault "$$FAULT"
 
 test-client: ready ## install from dist/simple/ with pip and uv, as a user would
 	@$(CARRY) test-client
 
 prove: ready ## run the regression tests on both flavours and write dist/proofs/
-	@$(CARRY) prove $(PIN)
+	@$(CARRY) prove $(WHICH)
 
 matrix: ready ## every way to resume UPSTREAM= VERSION=, pairwise; FLAVOUR=pristine, CELLS=pattern
-	@$(CARRY) matrix $(PIN) --flavour "$$FLAVOUR" --cells "$$CELLS"
+	@$(CARRY) matrix $(WHICH) --flavour "$$FLAVOUR" --cells "$$CELLS"
 
 matrix-full: ready ## the same with every combination: hours
-	@$(CARRY) matrix-full $(PIN) --flavour "$$FLAVOUR" --cells "$$CELLS"
+	@$(CARRY) matrix-full $(WHICH) --flavour "$$FLAVOUR" --cells "$$CELLS"
 
 matrix-all: ready ## the matrix of every pin, both flavours
-	@$(CARRY) matrix-all $(PIN)
+	@$(CARRY) matrix-all $(WHICH)
 
 matrix-slice: ready ## a fixed slice of the matrix on every patched wheel: minutes
-	@$(CARRY) matrix-slice $(PIN)
+	@$(CARRY) matrix-slice $(WHICH)
 
 index: ready ## publish proven wheels to dist/simple/
-	@$(CARRY) index $(PIN)
+	@$(CARRY) index $(WHICH)
 
 serve: ready ## serve dist/simple/ on loopback at PORT=
 	@$(CARRY) serve --port "$$PORT"
@@ -62,13 +69,22 @@ refresh: ready ## export the work tree of UPSTREAM= VERSION= back to its patch f
 	@$(CARRY) refresh "$$UPSTREAM" "$$VERSION"
 
 lint: ready ## check every series against the rules
-	@$(CARRY) lint $(PIN)
+	@$(CARRY) lint $(WHICH)
 
 bench: ready ## measure what the tool costs, as ratios
 	@$(CARRY) bench
 
 record: ready ## keep the proofs of this machine in patches/, and the README's table
-	@$(CARRY) record $(PIN)
+	@$(CARRY) record $(WHICH)
+
+bump: ready ## judge every patch of PIN= against VERSION= (or latest); TESTS= of each fault, WRITE=1 lays the new pin
+	@$(CARRY) bump $(WHICH) --pin "$$PIN" --tests "$$TESTS" $(if $(WRITE),--write)
+
+replay: ready ## carry the set through releases FROM= TO=; BEHAVIOUR= (versions, or all) runs proofs, WRITE=1 mends Affects
+	@$(CARRY) replay --upstream "$$UPSTREAM" --from "$$FROM" --to "$$TO" --behaviour "$$BEHAVIOUR" --tests "$$TESTS" $(if $(WRITE),--write)
+
+plan: ready ## print the cells that CI fans out over, one pin and stack each, as JSON
+	@$(CARRY) plan --json $(WHICH)
 
 doctor: ready ## look at what this machine has and lacks
 	@$(CARRY) doctor

@@ -19,7 +19,7 @@ from pathlib import Path
 from carry.buildenv import build_python
 from carry.envs import install_stack, load_stack, site
 from carry.errors import CarryError, CouldNotRun, UserError
-from carry.git import git
+from carry.git import git, git_bytes
 from carry.lock import locked
 from carry.measure import Goal, Result, Round, cost
 from carry.patches import apply_series, load_series
@@ -27,6 +27,7 @@ from carry.paths import House
 from carry.pins import Pin, all_pins
 from carry.progress import say
 from carry.schema import fault_in
+from carry.signals import forget_definitions, prepare, probe
 from carry.sources import fetch, file_sha256, sdist_path
 from carry.trees import Release, release, temporary_index
 from carry.wheels import wheel_name
@@ -55,6 +56,7 @@ def bench(house: House, rounds: int = 7) -> list[Result]:
         results.append(_write(house, _unchanged(scratch, slow, len(pins))))
         results.append(_write(house, _apply(scratch, patched[-1], rounds)))
         results.append(_write(house, _probe(scratch, patched[-1], rounds)))
+        results.append(_write(house, _replay(scratch, patched[-1], pins, slow)))
         results.append(_write(house, _environment(scratch, pins[-1], slow)))
     return results
 
@@ -143,6 +145,32 @@ def _probe(scratch: House, pin: Pin, rounds: int) -> Result:
         found.append(Round(cost(index), peer))
     what = f"probe {pin} in a temporary index"
     return Result("probe", what, "git worktree add, git apply", Goal("ratio", 0.5), tuple(found))
+
+
+def _replay(scratch: House, pin: Pin, pins: Sequence[Pin], rounds: int) -> Result:
+    """Ours gives every text signal; the naive loop only says which patches `git am` takes, each alone."""
+    targets = [other for other in pins if other.upstream.name == pin.upstream.name]
+    bases = [release(scratch, other) for other in targets]
+    say(f"bench: trying the series of {pin} on {len(targets)} releases, {rounds} rounds")
+    prepared, folder, found = prepare(scratch, pin), scratch.root / "replay", []
+
+    def naive() -> None:
+        for base in bases:
+            git(["worktree", "add", "--quiet", "--detach", str(folder), base.commit], base.repo)
+            for patch in prepared.series:
+                code, _, _ = git_bytes(["am", "--quiet", str(patch.path.resolve())], folder, env=_MAKER, ok=(0, 1, 128))
+                if code:
+                    git(["am", "--abort"], folder)
+            git(["worktree", "remove", "--force", str(folder)], base.repo)
+
+    for _ in range(rounds):
+        _forget_new_objects(bases[0].repo)
+        prepare(scratch, pin)  # the objects that a merge needs were forgotten too
+        forget_definitions()
+        ours = cost(lambda: [probe(scratch, target, prepared) for target in targets])
+        found.append(Round(ours, cost(naive)))
+    what = f"replay {len(prepared.series)} patches of {pin} on {len(targets)} releases"
+    return Result("replay", what, "git worktree add, git am", Goal("ratio", 1.0), tuple(found))
 
 
 def _environment(scratch: House, pin: Pin, rounds: int) -> Result:

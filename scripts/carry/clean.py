@@ -21,6 +21,8 @@ _SCRATCH = (
     "build/trees/.new-*",
     "dist/wheels/.*.new",
     "patches/*/.refresh-*",
+    "patches/*/.bump-*",
+    "patches/*/*/*.patch.new",
 )
 
 

@@ -251,6 +251,83 @@ def _record(house: House, args: argparse.Namespace) -> int:
     return 0
 
 
+def _bump(house: House, args: argparse.Namespace) -> int:
+    from carry import actions, bump, bumpreport
+
+    outcome = bump.bump(house, args.upstream, args.version, args.pin, args.tests)
+    print(bumpreport.table(outcome))
+    if actions.active():
+        print("\n".join(bumpreport.annotations(house, outcome)))
+        actions.summary(bumpreport.markdown(house, outcome))
+    for path in bumpreport.write(house, outcome):
+        print(f"report   {house.relative(path)}")
+        actions.output(path.name.replace(".", "_"), house.relative(path))
+    if args.write and not outcome.problem:
+        print(f"written  {house.relative(bump.write_pin(house, outcome))}")
+    return outcome.exit_code
+
+
+def _bump_arguments(parser: argparse.ArgumentParser) -> None:
+    _pins(parser)
+    parser.add_argument("--pin", default="", metavar="VERSION", help="the newest below --version by default")
+    parser.add_argument("--write", action="store_true", help="lay down the new pin's folder")
+    _tests(parser)
+
+
+def _tests(parser: argparse.ArgumentParser) -> None:
+    def number(text: str) -> int | None:
+        return int(text) if text else None
+
+    parser.add_argument("--tests", type=number, metavar="N", help="of each fault at most, 6 by default; 0 is all")
+
+
+def _replay(house: House, args: argparse.Namespace) -> int:
+    from carry import replay, replayreport
+
+    found = replay.replay(house, args.upstream, args.first, args.last, args.behaviour, args.tests)
+    print(replayreport.text(found))
+    for path in replayreport.write(house, found):
+        print(f"report   {house.relative(path)}")
+    changed = replay.correct(house, found) if args.write else []
+    for path in changed:
+        print(f"written  {house.relative(path)}")
+    return replayreport.exit_code(found, corrected=bool(changed))
+
+
+def _replay_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--upstream", default="", metavar="NAME")
+    parser.add_argument("--from", dest="first", default="", metavar="VERSION")
+    parser.add_argument("--to", dest="last", default="", metavar="VERSION")
+    parser.add_argument(
+        "--behaviour", default="", metavar="VERSIONS", help="run the proofs on these, by commas, or on `all`"
+    )
+    parser.add_argument("--write", action="store_true", help="correct Affects: trailers that behaviour contradicts")
+    _tests(parser)
+
+
+def _plan(house: House, args: argparse.Namespace) -> int:
+    import json
+
+    from carry import actions, pins, plan
+
+    chosen = pins.all_pins(house, args.upstream or None, args.version or None)
+    if args.gitlab:
+        print(json.dumps(plan.gitlab(chosen), indent=1))
+    elif args.json:
+        print(json.dumps(plan.github(chosen)))
+    else:
+        print("\n".join("  ".join(cell.values()) for cell in plan.cells(chosen)))
+    actions.output("cells", json.dumps(plan.github(chosen)))
+    actions.output("upstreams", json.dumps(plan.upstreams(chosen)))
+    return 0
+
+
+def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+    _pins(parser)
+    parser.add_argument("--json", action="store_true", help="one line, as a matrix of GitHub Actions takes it")
+    parser.add_argument("--gitlab", action="store_true", help="a child pipeline of GitLab")
+
+
 def _test_client(house: House, args: argparse.Namespace) -> int:
     from carry.testing import test_client
 
@@ -293,6 +370,9 @@ COMMANDS: dict[str, Command] = {
     "serve": Command("serve dist/simple/ on loopback", _serve, _port),
     "bench": Command("measure what the tool costs, as ratios", _bench, _rounds),
     "record": Command("keep this machine's proofs in patches/ and in the README's table", _record, _pins, writes=True),
+    "bump": Command("judge every patch of a pin against a release of upstream's", _bump, _bump_arguments),
+    "replay": Command("carry the set through upstream's releases, in order", _replay, _replay_arguments),
+    "plan": Command("list the cells that CI fans out over, one pin and stack each", _plan, _plan_arguments),
     "doctor": Command("look at what this machine has and lacks", _doctor, _nothing),
     "clean": Command(
         "remove build/ and dist/, but not dist/simple/, unless a work tree holds unexported work",

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -95,6 +96,53 @@ def download(project: str, file_name: str, dest: Path) -> str:
     raise CouldNotRun(f"cannot fetch {file_name}: {why}; check the network and pip's index-url, then run again")
 
 
+class Listed(NamedTuple):
+    """A file that an index or a folder offers; `sha256` is None where only its bytes could say, `path` a local file."""
+
+    name: str
+    sha256: str | None
+    yanked: bool
+    path: Path | None
+
+
+def listing(project: str) -> list[Listed]:
+    """Every file of `project` in every place that pip is configured to look at.
+
+    Raises CouldNotRun where an index does not answer: what it would have listed is not known then.
+    """
+    config = pip_config()
+    start = re.compile(re.sub(r"[-_.]+", "[-_.]+", project) + r"-\d", re.IGNORECASE)
+    found = [
+        Listed(path.name, None, False, path)
+        for place in _local_places(config, project)
+        if place.is_dir()
+        for path in sorted(place.iterdir())
+        if start.match(path.name)
+    ]
+    for index in config.indexes:
+        if urlsplit(index).scheme == "file":
+            continue
+        try:
+            found += _listed(index, config, project)
+        except _network_errors() as error:
+            raise CouldNotRun(
+                f"cannot list {project}: {shown_url(index)} did not answer ({_short(error)}); "
+                "check the network and pip's index-url, then run again"
+            ) from None
+    return found
+
+
+def _listed(index: str, config: PipConfig, project: str) -> list[Listed]:
+    from pypi_simple import NoSuchProjectError
+
+    with _client(index, config) as client:
+        try:
+            page = client.get_project_page(project, timeout=_TIMEOUT)
+        except NoSuchProjectError:
+            return []
+    return [Listed(p.filename, p.digests.get("sha256"), p.is_yanked, None) for p in page.packages]
+
+
 def _local_places(config: PipConfig, project: str) -> list[Path]:
     folder = re.sub(r"[-_.]+", "-", project).lower()
     places = [_local(link) for link in config.find_links]
@@ -108,18 +156,9 @@ def _local(link: str) -> Path:
 
 
 def _from_index(index: str, config: PipConfig, project: str, file_name: str, dest: Path) -> bool:
-    import requests
-    from pypi_simple import NoSuchProjectError, PyPISimple
+    from pypi_simple import NoSuchProjectError
 
-    session = requests.Session()
-    if config.cert:
-        session.verify = config.cert
-    if config.proxy:
-        session.proxies = {"http": config.proxy, "https": config.proxy}
-    adapter = requests.adapters.HTTPAdapter(max_retries=_TRIES - 1)
-    session.mount("https://", adapter)
-    session.mount("http://", adapter)
-    with PyPISimple(index, session=session) as client:
+    with _client(index, config) as client:
         try:
             page = client.get_project_page(project, timeout=_TIMEOUT)
         except NoSuchProjectError:
@@ -129,6 +168,21 @@ def _from_index(index: str, config: PipConfig, project: str, file_name: str, des
                 client.download_package(package, dest, verify=False, timeout=_TIMEOUT)
                 return True
     return False
+
+
+def _client(index: str, config: PipConfig):
+    import requests
+    from pypi_simple import PyPISimple
+
+    session = requests.Session()
+    if config.cert:
+        session.verify = config.cert
+    if config.proxy:
+        session.proxies = {"http": config.proxy, "https": config.proxy}
+    adapter = requests.adapters.HTTPAdapter(max_retries=_TRIES - 1)
+    session.mount("https://", adapter)
+    session.mount("http://", adapter)
+    return PyPISimple(index, session=session)
 
 
 def _network_errors() -> tuple[type[Exception], ...]:

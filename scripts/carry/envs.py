@@ -21,6 +21,7 @@ from carry.buildenv import pip_places, run_uv
 from carry.errors import CouldNotRun, UserError
 from carry.extras import load_extras, unpack_extras
 from carry.paths import House
+from carry.pins import tomllib
 from carry.progress import say
 from carry.sources import file_sha256
 
@@ -86,6 +87,21 @@ def load_stack(house: House, name: str) -> Stack:
     return Stack(name, lock, cuda, extra, digest.hexdigest())
 
 
+def fitting_stacks(house: House, upstream: str, version: str) -> list[str]:
+    """The stacks that ci/stacks/releases.toml says can run a release, best first. Raises UserError: it is malformed."""
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    path = house.stacks / "releases.toml"
+    shown = house.relative(path)
+    try:
+        rows = tomllib.loads(path.read_text(encoding="utf-8")).get(upstream, {}) if path.exists() else {}
+        return [name for name, releases in rows.items() if SpecifierSet(releases).contains(version)]
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{shown}: not valid TOML ({error}); correct it") from None
+    except (InvalidSpecifier, AttributeError, TypeError):
+        raise UserError(f'{shown}:1: [{upstream}] holds something else than "stack" = ">=1,<2"; correct it') from None
+
+
 def install_stack(house: House, name: str) -> Env:
     """The stack's environment, made where it is not there yet; one made from another lock is removed.
 
@@ -116,18 +132,19 @@ def install_stack(house: House, name: str) -> Env:
     return Env(stack, python, ".".join(map(str, sys.version_info[:3])), _dist(folder, "torch").version)
 
 
-def site(house: House, env: Env, wheel: str, sha256: str) -> Path:
-    """A folder that holds `wheel` (a file name of the candidate index) and nothing else, installed by hash.
+def site(house: House, env: Env, wheel: str, sha256: str, index: Path | None = None) -> Path:
+    """A folder that holds `wheel` (a file name of `index`, the candidate one by default) and nothing else, by hash.
 
-    Raises UserError where the candidate index has no such wheel.
+    Raises UserError where the index has no such wheel.
     """
+    index = index or house.candidate
     project, version, _ = wheel.split("-", 2)
     folder = house.build / "sites" / wheel.removesuffix(".whl")
     mark = folder / ".sha256"
     if mark.exists() and mark.read_text().strip() == sha256:
         return folder
-    if not list(house.candidate.glob(f"*/{wheel}")):
-        raise UserError(f"{wheel} is not in {house.relative(house.candidate)}; run `make build-wheels`")
+    if not list(index.glob(f"*/{wheel}")):
+        raise UserError(f"{wheel} is not in {house.relative(index)}; run `make build-wheels`")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".site-") as scratch:
         want = Path(scratch) / "requirements.txt"
@@ -135,7 +152,7 @@ def site(house: House, env: Env, wheel: str, sha256: str) -> Path:
         new = Path(scratch) / "site"
         run_uv(
             ["pip", "install", "--quiet", "--no-config", "--python", str(env.python), "--target", str(new),
-             "--no-deps", "--require-hashes", "--no-cache", "--default-index", house.candidate.as_uri(),
+             "--no-deps", "--require-hashes", "--no-cache", "--default-index", index.as_uri(),
              "-r", str(want)],
             {k: v for k, v in os.environ.items() if not k.startswith("UV_")},
             f"installing {wheel}",

@@ -56,16 +56,24 @@ def commits(base: Release, pin: Pin, series: Sequence[Patch]) -> str:
 
     Raises UserError where a patch does not apply, naming file, hunk and line.
     """
-    head = base.commit
+    laid = []
     with temporary_index(base) as index:
-        for number, patch in enumerate(series, 1):
+        for patch in series:
             apply_to(index, [patch])
             check_blobs(index, [patch])
             index.carry_over(pin.upstream.mirrors)
-            name, email, date, message = _mail(base.repo, patch)
-            # The committer's date only has to be the same every time, and later than the parent's.
-            dates = (date, base.epoch + number)
-            head = commit_tree(base.repo, index.write_tree(), [head], message, author=(name, email), dates=dates)
+            laid.append((patch, index.write_tree()))
+    return commits_of(base, laid)
+
+
+def commits_of(base: Release, laid: Sequence[tuple[Patch, str]]) -> str:
+    """As `commits`, of patches whose trees are there already: each with what the release is once it is on."""
+    head = base.commit
+    for number, (patch, tree) in enumerate(laid, 1):
+        name, email, date, message = _mail(base.repo, patch)
+        # The committer's date only has to be the same every time, and later than the parent's.
+        dates = (date, base.epoch + number)
+        head = commit_tree(base.repo, tree, [head], message, author=(name, email), dates=dates)
     return head
 
 

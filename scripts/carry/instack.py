@@ -1,4 +1,4 @@
-"""Run a command in a stack, with one wheel's site folder and our tests on its path."""
+"""Run a command in a stack, with a wheel's site folder and our tests on its path."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 from carry.errors import CouldNotRun
@@ -14,15 +15,15 @@ from carry.paths import House
 from carry.progress import say
 
 
-def call(house: House, command: list[str], folder: Path, name: str, limit_s: int) -> int:
+def call(house: House, command: list[str], paths: Iterable[Path], name: str, limit_s: int) -> int:
     """Run `command` with its progress on the terminal, and all of its output in build/logs/<name>.log; its exit code.
 
-    `folder` is the site folder. The command and its children end with it, or after `limit_s` seconds, which raises
+    `paths` go on PYTHONPATH. The command and its children end with it, or after `limit_s` seconds, which raises
     CouldNotRun.
     """
     env = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PYTHON", "CARRY_"))},
-        "PYTHONPATH": f"{folder}{os.pathsep}{house.tests}",
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",

@@ -88,7 +88,7 @@ def _run(house: House, pin: Pin, wheel: Wheel, select: str, cells: str) -> Resul
             str(env.python), "-W", "ignore", "-m", "matrix.run", "--version", pin.version, "--out", str(out),
             *(["--full"] if select == "full" else []), *(["--cells", cells] if cells else []),
         ]  # fmt: skip
-        code = call(house, command, folder, f"matrix-{name}", _LIMIT_S[select])
+        code = call(house, command, [folder, house.tests], f"matrix-{name}", _LIMIT_S[select])
         if code == _NO_CELL:
             raise UserError(f"{pin}: no cell matches CELLS={cells}; an id is, for one, bf16-z1-dense-adamw-1-full")
         if code or not out.exists():

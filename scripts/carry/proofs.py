@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import tempfile
 import time
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from carry.wheels import FLAVOURS, Wheel
 _OUTCOME = ("outcome", "symptom", "message", "duration_s")
 # A test run that hangs in spite of the tests' own time limits.
 _LIMIT_S = 45 * 60
+_NO_TESTS = 5  # pytest's exit code
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,9 @@ def _prove(
 ) -> dict:
     started, tests = time.monotonic(), tests_sha256(house, pin.upstream.name)
     reports = {
-        flavour: _run(house, pin, env, wheels[flavour], [fault] if fault else [p.fault for p in series], fault)
+        flavour: run_tests(
+            house, env, wheels[flavour], [fault] if fault else [p.fault for p in series], guards=not fault
+        )
         for flavour in ("pristine", "patched")
     }
     faults = {
@@ -149,25 +153,50 @@ def _pairs(reports: dict[str, dict], fault: str | None) -> list[dict]:
     ]
 
 
-def _run(house: House, pin: Pin, env: Env, wheel: Wheel, faults: list[str], only: str | None) -> dict:
-    folder = site(house, env, wheel.path.name, wheel.sha256)
+def run_tests(
+    house: House,
+    env: Env,
+    wheel: Wheel,
+    faults: Iterable[str],
+    *,
+    guards: bool,
+    sample: int = 0,
+    index: Path | None = None,
+) -> dict[str, dict]:
+    """Run the tests of `faults`, and the guards where asked, on `wheel` in a stack; test id -> what happened.
+
+    `sample` bounds the tests of each fault, spread over all of them (0: all). `index` holds the wheel, the candidate
+    index by default. Raises CouldNotRun where pytest ended for another reason than a test.
+    """
+    upstream = wheel.pin.upstream.name
+    folder = site(house, env, wheel.path.name, wheel.sha256, index)
     say(f"testing {wheel.path.name} in {env.stack.name}")
     others = [p.parent for p in (house.tests / "resume").glob("*/__init__.py")]
-    ignored = [p for p in others if p.name not in (pin.upstream.name, "standin")]
+    ignored = [p for p in others if p.name not in (upstream, "standin")]
+    name = f"prove-{wheel.path.name.removesuffix('.whl')}-{env.stack.name}"
     with tempfile.TemporaryDirectory(prefix="carry-prove-") as scratch:
         report = Path(scratch) / "report.json"
+        paths = [folder, house.tests]
+        if sample:
+            # alone in a folder, so that nothing else of this environment gets in front of the stack's
+            plugin = Path(scratch) / "plugin"
+            plugin.mkdir()
+            shutil.copy(Path(__file__).with_name("sampling.py"), plugin / "carry_sampling.py")
+            paths.append(plugin)
         command = [
             str(env.python), "-m", "pytest", str(house.tests / "resume"), "-n", "2", "--dist", "worksteal",
             "-p", "no:cacheprovider", "--tb=short", "--basetemp", str(Path(scratch) / "tmp"),
             "-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning", "-W", "ignore::UserWarning",
-            f"--carry-upstream={pin.upstream.name}", f"--carry-faults={','.join(faults)}",
-            f"--carry-report={report}", *(["--carry-only"] if only else []),
+            f"--carry-upstream={upstream}", f"--carry-faults={','.join(faults)}",
+            f"--carry-report={report}", *([] if guards else ["--carry-only"]),
+            *(["-p", "carry_sampling", f"--carry-sample={sample}"] if sample else []),
             *(f"--ignore={path}" for path in ignored),
         ]  # fmt: skip
-        name = f"prove-{wheel.path.name.removesuffix('.whl')}-{env.stack.name}"
-        code = call(house, command, folder, name, _LIMIT_S)
+        code = call(house, command, paths, name, _LIMIT_S)
         outcomes = json.loads(report.read_bytes())["outcomes"] if report.exists() else {}
     unexpected = any(not outcome["as_expected"] for outcome in outcomes.values())
+    if code == _NO_TESTS and not guards:
+        return {}
     if code not in (0, 1) or (code == 1 and not unexpected):
         # a broken test file, a crashed worker: whatever the tests said, not all of them had a say
         raise CouldNotRun(f"pytest ended with code {code} for another reason than a test; see build/logs/{name}.log")

@@ -12,7 +12,7 @@ from carry.schema import fault_in
 from toyhouse import FILES, ToyHouse, make_sdist, make_toy, write_pin
 from wheelmaker import make_wheel
 
-NAMES = {"unchanged", "apply", "probe", "environment"}
+NAMES = {"unchanged", "apply", "probe", "replay", "environment"}
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,10 @@ def test_nothing_changed_is_much_cheaper_than_a_full_build(benched: tuple[ToyHou
 
 def test_a_probe_in_an_index_is_cheaper_than_in_a_checkout(benched: tuple[ToyHouse, str]):
     assert documents(benched[0])["probe"]["ratio"]["cpu_s"] < 0.8
+
+
+def test_all_text_signals_cost_no_multiple_of_a_naive_loop(benched: tuple[ToyHouse, str]):
+    assert documents(benched[0])["replay"]["ratio"]["cpu_s"] < 2
 
 
 def test_applying_costs_no_multiple_of_git_am(benched: tuple[ToyHouse, str]):

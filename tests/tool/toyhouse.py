@@ -68,12 +68,13 @@ def make_sdist(
     path: Path,
     files: Mapping[str, str] = FILES,
     extra: Callable[[tarfile.TarFile], object] = lambda archive: None,
+    version: str = "1.0",
 ) -> str:
     """Write an sdist; `extra` may add members to it. Returns its sha256."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with gzip.GzipFile(path, "wb", mtime=STAMP) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
         for name, text in files.items():
-            member = tarfile.TarInfo(f"toy-1.0/{name}")
+            member = tarfile.TarInfo(f"toy-{version}/{name}")
             member.size, member.mtime = len(text.encode()), STAMP
             member.mode = 0o755 if name.startswith("bin/") else 0o644
             archive.addfile(member, io.BytesIO(text.encode()))
@@ -154,6 +155,11 @@ class ToyHouse:
         dates = {"GIT_AUTHOR_DATE": f"{STAMP} +0000", "GIT_COMMITTER_DATE": f"{STAMP} +0000"}
         git(["add", "--all"], self.tree)
         git(["commit", "--quiet", "--file=-"], self.tree, stdin=message.encode(), env=dates)
+
+    def offer(self, version: str, files: Mapping[str, str] = FILES) -> None:
+        """Have pip find another release of toy, of which `files` are what 1.0's would be."""
+        own = {name: text.replace("1.0", version) for name, text in files.items()}
+        make_sdist(self.links / f"toy-{version}.tar.gz", own, version=version)
 
     def with_series(self) -> ToyHouse:
         """Two patches: one edits a file, the other an original, its mirror's twin and a new file."""
