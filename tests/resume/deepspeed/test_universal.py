@@ -222,7 +222,7 @@ def test_before_the_first_step(pools, tmp_path, cell):
 
 
 @pytest.mark.fault("universal-loss-scale", symptom=symptoms.LossScaleNotRestored)
-@of(bf16(1), bf16(2, 2), fp32(2), bf16(3), fp32(3, 2))
+@of(bf16(1), bf16(2, 2), fp32(2), bf16(3, groups=1), fp32(3, 2, groups=1))
 def test_fp16_keeps_its_dynamic_loss_scale(pools, tmp_path, cell):
     story = UniversalStory(pools, cell, tmp_path).train_and_save()
     resumed = story.resume(cell=variant(cell, precision="fp16"))
