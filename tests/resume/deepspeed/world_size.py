@@ -75,16 +75,27 @@ def build(case: Case, seed: int):
     return deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(groups, lr=lr), config=config)[0]
 
 
-def _gathered(engine, key: str) -> dict[str, torch.Tensor]:
-    """Full masters (``key`` "fp32") or moments by name, from the partitions of stages 1 and 2 as they are stepped.
+def _full(engine, key: str) -> dict[str, torch.Tensor]:
+    """Full masters (``key`` "fp32") or moments by name.
 
-    ``safe_get_full_fp32_param`` looks in the wrong place under ``round_robin_gradients``.
+    Stages 1 and 2 are read from the flat partitions that are stepped: ``safe_get_full_optimizer_state`` does not find
+    them between a load and the next step, and no right ones under ``round_robin_gradients``.
     """
     import deepspeed.comm as dist
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     optimizer, names, found = engine.optimizer, engine.param_names, {}
-    for params, part in zip(optimizer.round_robin_bit16_groups, optimizer.single_partition_of_fp32_groups, strict=True):
-        own = part.data if key == "fp32" else optimizer.state[part][key]
+    if engine.zero_optimization_stage() == 3:
+        for param in (p for group in optimizer.fp16_groups for p in group):
+            full = safe_get_full_fp32_param(param) if key == "fp32" else safe_get_full_optimizer_state(param, key)
+            found[names[param]] = full.reshape(param.ds_shape).clone()
+        return found
+    if hasattr(optimizer, "bf16_groups"):
+        groups, partitions = optimizer.bf16_groups, optimizer.fp32_groups_flat_partition
+    else:
+        groups, partitions = optimizer.round_robin_bit16_groups, optimizer.single_partition_of_fp32_groups
+    for params, part in zip(groups, partitions, strict=True):
+        own = part.data if key == "fp32" else optimizer.optimizer.state[part][key]
         parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, own.contiguous())
         flat, offset = torch.cat(parts), 0
@@ -96,23 +107,10 @@ def _gathered(engine, key: str) -> dict[str, torch.Tensor]:
 
 def state(engine, client=None) -> Snapshot:
     """The run's state without anything that depends on the world size: the same on every rank. Collective."""
-    from deepspeed.utils import safe_get_full_optimizer_state
-
     snap = engines.snapshot(engine, client)
-    masters, moments = snap.masters, {}
-    round_robin = getattr(engine.optimizer, "round_robin_gradients", False)
-    if round_robin:
-        masters = _gathered(engine, "fp32")
-    for key in MOMENTS:
-        if round_robin:
-            moments.update((f"{name}.{key}", t) for name, t in _gathered(engine, key).items())
-            continue
-        for name, param in engine.module.named_parameters():
-            if param.requires_grad:
-                full = safe_get_full_optimizer_state(param, key)
-                moments[f"{name}.{key}"] = full.reshape(getattr(param, "ds_shape", param.shape)).clone()
+    moments = {f"{name}.{key}": t for key in MOMENTS for name, t in _full(engine, key).items()}
     steps = {"steps": sorted(set(snap.step.values()))}
-    return replace(oracle.without(snap, "partitions"), masters=masters, moments=moments, step=steps)
+    return replace(oracle.without(snap, "partitions"), masters=_full(engine, "fp32"), moments=moments, step=steps)
 
 
 def train_and_save(case: Case, folder: str) -> Snapshot:
@@ -174,6 +172,8 @@ def reference(case: Case, saved: Snapshot) -> Snapshot:
 
 def refused(cell: Cell, folder: str) -> dict:
     """A load that must fail: the ``error``, and snapshots ``before`` and ``after`` it."""
+    import deepspeed.comm as dist
+
     engine = engines.build(cell, seed=2)
     before, error = engines.snapshot(engine), None
     try:
