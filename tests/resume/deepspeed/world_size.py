@@ -75,34 +75,61 @@ def build(case: Case, seed: int):
     return deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(groups, lr=lr), config=config)[0]
 
 
-def _full(engine, key: str) -> dict[str, torch.Tensor]:
-    """Full masters (``key`` "fp32") or moments by name.
+def _flat_groups(engine) -> list[tuple[list, torch.Tensor]]:
+    """Stages 1 and 2: each group's parameters in the order of the flat group, and this rank's partition of it.
 
-    Stages 1 and 2 are read from the flat partitions that are stepped: ``safe_get_full_optimizer_state`` does not find
-    them between a load and the next step, and no right ones under ``round_robin_gradients``.
+    ``safe_get_full_optimizer_state`` and its like do not find the moments of every run, and the wrong parameter's
+    under ``round_robin_gradients``.
     """
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "bf16_groups"):
+        return list(zip(optimizer.bf16_groups, optimizer.fp32_groups_flat_partition, strict=True))
+    return list(zip(optimizer.round_robin_bit16_groups, optimizer.single_partition_of_fp32_groups, strict=True))
+
+
+def _held(engine, partition, key: str) -> torch.Tensor:
+    return partition.data if key == "fp32" else engine.optimizer.optimizer.state[partition][key]
+
+
+def _full(engine, key: str) -> dict[str, torch.Tensor]:
+    """Full masters (``key`` "fp32") or moments by name."""
     import deepspeed.comm as dist
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-    optimizer, names, found = engine.optimizer, engine.param_names, {}
+    names, found = engine.param_names, {}
     if engine.zero_optimization_stage() == 3:
-        for param in (p for group in optimizer.fp16_groups for p in group):
+        for param in (p for group in engine.optimizer.fp16_groups for p in group):
             full = safe_get_full_fp32_param(param) if key == "fp32" else safe_get_full_optimizer_state(param, key)
             found[names[param]] = full.reshape(param.ds_shape).clone()
         return found
-    if hasattr(optimizer, "bf16_groups"):
-        groups, partitions = optimizer.bf16_groups, optimizer.fp32_groups_flat_partition
-    else:
-        groups, partitions = optimizer.round_robin_bit16_groups, optimizer.single_partition_of_fp32_groups
-    for params, part in zip(groups, partitions, strict=True):
-        own = part.data if key == "fp32" else optimizer.optimizer.state[part][key]
+    for params, partition in _flat_groups(engine):
+        own = _held(engine, partition, key).contiguous()
         parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, own.contiguous())
-        flat, offset = torch.cat(parts), 0
-        for param in params:
-            found[names[param]] = flat[offset : offset + param.numel()].view(param.shape).clone()
-            offset += param.numel()
+        dist.all_gather(parts, own)
+        pieces = torch.cat(parts)[: sum(p.numel() for p in params)].split([p.numel() for p in params])
+        found.update((names[p], piece.view(p.shape).clone()) for p, piece in zip(params, pieces, strict=True))
     return found
+
+
+def _set_full(engine, key: str, tensors: dict[str, torch.Tensor]) -> None:
+    """Put full masters (``key`` "fp32") or moments by name into this rank's partitions; padding becomes zero."""
+    import deepspeed.comm as dist
+    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+    names = engine.param_names
+    if engine.zero_optimization_stage() == 3:
+        for param in (p for group in engine.optimizer.fp16_groups for p in group):
+            if key == "fp32":
+                safe_set_full_fp32_param(param, tensors[names[param]])
+            else:
+                safe_set_full_optimizer_state(param, tensors[names[param]], key)
+        return
+    for params, partition in _flat_groups(engine):
+        flat = torch.cat([tensors[names[p]].reshape(-1) for p in params])
+        own = flat[dist.get_rank() * partition.numel() :][: partition.numel()]
+        held = _held(engine, partition, key)
+        held.zero_()
+        held[: own.numel()].copy_(own)
 
 
 def state(engine, client=None) -> Snapshot:
@@ -137,16 +164,14 @@ def resume(case: Case, folder: str) -> dict:
 def reference(case: Case, saved: Snapshot) -> Snapshot:
     """The final state of a run at this world size that ``saved`` was put into by hand, parameter by parameter."""
     import deepspeed
-    from deepspeed.utils import safe_set_full_optimizer_state
 
-    engine = build(replace(case, zero=()), seed=3)
+    engine = build(case, seed=3)
     engines.train(engine, case.cell, 200, 1)  # so that there are moments to set
     params = dict(engine.module.named_parameters())
     with torch.no_grad():
-        for name in saved.masters:
-            for key in MOMENTS:
-                safe_set_full_optimizer_state(params[name], saved.moments[f"{name}.{key}"], key)
-        engines.set_masters(engine, saved.masters | {n: t for n, t in saved.weights.items() if n not in saved.masters})
+        _set_full(engine, "fp32", saved.masters)
+        for key in MOMENTS:
+            _set_full(engine, key, {name: saved.moments[f"{name}.{key}"] for name in saved.masters})
         gathered = list(params.values()) if case.cell.stage == 3 else []
         with deepspeed.zero.GatheredParameters(gathered, modifier_rank=0):
             for name, param in params.items():
