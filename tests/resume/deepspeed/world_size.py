@@ -114,22 +114,22 @@ def _full(engine, key: str) -> dict[str, torch.Tensor]:
 def _set_full(engine, key: str, tensors: dict[str, torch.Tensor]) -> None:
     """Put full masters (``key`` "fp32") or moments by name into this rank's partitions; padding becomes zero."""
     import deepspeed.comm as dist
-    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
-    names = engine.param_names
-    if engine.zero_optimization_stage() == 3:
-        for param in (p for group in engine.optimizer.fp16_groups for p in group):
-            if key == "fp32":
-                safe_set_full_fp32_param(param, tensors[names[param]])
-            else:
-                safe_set_full_optimizer_state(param, tensors[names[param]], key)
+    names, rank, world = engine.param_names, dist.get_rank(), dist.get_world_size()
+    if engine.zero_optimization_stage() == 3:  # safe_set_full_fp32_param fails where the last rank pads
+        optimizer = engine.optimizer
+        for params, partition in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
+            held, offset = _held(engine, partition, key).zero_(), 0
+            for param in params:
+                size = -(-param.ds_numel // world)
+                own = tensors[names[param]].reshape(-1)[rank * size :][:size]
+                held[offset : offset + own.numel()].copy_(own)
+                offset += size
         return
     for params, partition in _flat_groups(engine):
         flat = torch.cat([tensors[names[p]].reshape(-1) for p in params])
-        own = flat[dist.get_rank() * partition.numel() :][: partition.numel()]
-        held = _held(engine, partition, key)
-        held.zero_()
-        held[: own.numel()].copy_(own)
+        own = flat[rank * partition.numel() :][: partition.numel()]
+        _held(engine, partition, key).zero_()[: own.numel()].copy_(own)
 
 
 def state(engine, client=None) -> Snapshot:
