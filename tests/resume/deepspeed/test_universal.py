@@ -200,7 +200,10 @@ def test_adam_with_another_moment(pools, tmp_path, cell):
     loads_whole(pools, tmp_path, cell)
 
 
-@pytest.mark.fault("universal-other-optimizers", symptom=crash("KeyError", "mu_product"))
+# padding is stripped from every state before the states are looked at by name
+@pytest.mark.fault(
+    "universal-other-optimizers", symptom=(crash("KeyError", "mu_product"), crash("RuntimeError", "0-dim tensor"))
+)
 @of(bf16(2, 2, model="odd", optimizer="nadam"), bf16(3, optimizer="nadam"))
 def test_adam_with_another_scalar(pools, tmp_path, cell):
     loads_whole(pools, tmp_path, cell)
