@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 
 import pytest
-import torch
 
 from resume import oracle, symptoms
 from resume.deepspeed.engines import Cell
@@ -97,19 +96,6 @@ def test_refuses_experts(pools, tmp_path):
     Story(pools, cell, tmp_path).train_and_save()
     refused = pools(1).run(of("refused"), cell=variant(cell, world=1), folder=str(tmp_path))
     check_refused(refused, "ZeRORuntimeException", "world size of 2", "world size is 1", "experts")
-
-
-@pytest.mark.fault("world-size-change", symptom=REFUSED)
-def test_refuses_another_model_parallel_size(pools, tmp_path):
-    cell = Cell("bf16", 1, 1)
-    Story(pools, cell, tmp_path).train_and_save()
-    (file,) = tmp_path.glob("*/mp_rank_00_model_states.pt")
-    content = torch.load(file, weights_only=False)
-    torch.save({**content, "mp_world_size": 2}, file)  # alone: DeepSpeed merges the weights of Megatron's models only
-    refused = pools(2).run(of("refused"), cell=variant(cell, world=2), folder=str(tmp_path))
-    convert = f"--input_folder {file.parent} --output_folder {file.parent}_universal"
-    texts = ("world size of 1", "world size is 2", "from 2 to 1", "ds_to_universal", convert, "load_universal")
-    check_refused(refused, "ZeRORuntimeException", *texts)
 
 
 @pytest.mark.fault("world-size-change", symptom=REFUSED)
