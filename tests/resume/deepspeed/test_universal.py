@@ -235,7 +235,7 @@ def test_fp16_keeps_its_dynamic_loss_scale(pools, tmp_path, cell):
 
 
 @pytest.mark.guard
-@of(fp16(2), fp16(3))
+@of(fp16(2), fp16(3, groups=1))
 def test_a_loss_scale_is_not_for_bf16(pools, tmp_path, cell):
     story = UniversalStory(pools, cell, tmp_path).train_and_save()
     loaded = [r["loaded"] for r in story.resume(cell=variant(cell, precision="bf16"))]

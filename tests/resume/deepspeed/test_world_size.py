@@ -38,8 +38,16 @@ def of(function: str) -> str:
     return f"resume.deepspeed.world_size:{function}"
 
 
-@pytest.mark.fault("world-size-change", symptom=REFUSED)
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in CASES])
+def fault(symptom=REFUSED):
+    return pytest.mark.fault("world-size-change", symptom=symptom)
+
+
+def symptom(case: Case):
+    """Under ZeRO-3 frozen parameters are copied, in fragments of the old size, before the world size is looked at."""
+    return crash("RuntimeError", "size of tensor") if case.frozen and case.cell.stage == 3 else REFUSED
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.id, marks=fault(symptom(case))) for case in CASES])
 def test_resume_at_another_world_size(pools, tmp_path, case):
     saved = pools(case.saved).run(of("train_and_save"), case=case, folder=str(tmp_path))[0]
     resumed = pools(case.loaded).run(of("resume"), case=case, folder=str(tmp_path))
@@ -56,7 +64,7 @@ def optimizer_files(opened: list[str]) -> list[int]:
     return sorted(int(re.search(r"pp_rank_(\d+)_", name)[1]) for name in opened if "optim_states" in name)
 
 
-@pytest.mark.fault("world-size-change", symptom=REFUSED)
+@fault()
 @pytest.mark.parametrize("stage", (1, 3))
 def test_only_the_shards_that_are_needed_are_read(pools, tmp_path, stage):
     case = Case(3, 2, Cell("bf16", stage))
@@ -90,7 +98,7 @@ def check_refused(refused: list[dict], type_name: str, *texts: str) -> None:
     oracle.check([r["before"] for r in refused], [r["after"] for r in refused], what="after the refusal")
 
 
-@pytest.mark.fault("world-size-change", symptom=REFUSED)
+@fault()
 def test_refuses_experts(pools, tmp_path):
     cell = Cell("bf16", 2, 2, model="moe")
     Story(pools, cell, tmp_path).train_and_save()
@@ -98,7 +106,7 @@ def test_refuses_experts(pools, tmp_path):
     check_refused(refused, "ZeRORuntimeException", "world size of 2", "world size is 1", "experts")
 
 
-@pytest.mark.fault("world-size-change", symptom=REFUSED)
+@fault(crash("KeyError", "up.weight"))
 @pytest.mark.parametrize("stage", (2, 3))
 def test_refuses_another_choice_of_frozen_parameters(pools, tmp_path, stage):
     cell = Cell("bf16", stage, 1)
@@ -107,7 +115,7 @@ def test_refuses_another_choice_of_frozen_parameters(pools, tmp_path, stage):
     check_refused(refused, "ZeRORuntimeException", "world size of 1", "only the checkpoint", "'up.bias'")
 
 
-@pytest.mark.fault("world-size-change", symptom=REFUSED)
+@fault()
 def test_names_a_shard_that_is_missing(pools, tmp_path):
     cell = Cell("bf16", 3, 2)
     Story(pools, cell, tmp_path).train_and_save()
