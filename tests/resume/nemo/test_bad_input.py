@@ -10,6 +10,7 @@ from resume import symptoms
 from resume.nemo import damage
 from resume.nemo.engines import Cell
 from resume.nemo.story import Story
+from resume.ranks import Ranks
 from resume.symptoms import Crash, crash
 
 TRACEBACKS = crash("CheckpointException", "Traceback (most recent call last): (RANK 0)")
@@ -47,6 +48,22 @@ def refused(found: list, *words: str) -> None:
 def test_checkpoint_of_another_run(pools, tmp_path, source, target, saved, words):
     story = Story(pools, source, tmp_path).train_and_save(**saved)
     refused(pools(2).outcomes("resume.nemo.runs:load", cell=target, folder=story.folder), *words)
+
+
+@pytest.mark.fault("strategy-no-optimizer-states", symptom=crash("KeyError", "optimizer_states"))
+def test_strategy_lets_the_load_say_it(pools, tmp_path):
+    """NLPDDPStrategy looks into a checkpoint first; what it does with param groups stays as it is."""
+    without = Story(pools, FUSED, tmp_path / "without").train_and_save(optimizer=False)
+    sound = Story(pools, DISTRIBUTED, tmp_path / "sound").train_and_save()
+    whole = Ranks(1, "resume.nemo.imports:setup_whole")
+    try:
+        found = [
+            whole.run("resume.nemo.imports:strategy_compares_groups", folder=story.folder, timeout=300.0)[0]
+            for story in (sound, without)
+        ]
+    finally:
+        whole.stop()
+    assert found == [False, False]
 
 
 @pytest.mark.fault("unclear-load-errors", symptom=TRACEBACKS)
