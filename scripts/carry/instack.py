@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from carry.errors import CouldNotRun
@@ -15,10 +15,10 @@ from carry.paths import House
 from carry.progress import say
 
 
-def call(house: House, command: list[str], paths: Iterable[Path], name: str, limit_s: int) -> int:
+def call(house: House, command: list[str], paths: Sequence[Path], name: str, limit_s: int) -> int:
     """Run `command` with its progress on the terminal, and all of its output in build/logs/<name>.log; its exit code.
 
-    `paths` go on PYTHONPATH. The command and its children end with it, or after `limit_s` seconds, which raises
+    `paths` go on PYTHONPATH, the site folder first. The command and its children end with it, or after `limit_s` seconds, which raises
     CouldNotRun.
     """
     env = {
@@ -28,7 +28,7 @@ def call(house: House, command: list[str], paths: Iterable[Path], name: str, lim
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
         # what DeepSpeed compiles where it runs, kept from run to run
-        "TORCH_EXTENSIONS_DIR": str(house.build / "extensions" / folder.name),
+        "TORCH_EXTENSIONS_DIR": str(house.build / "extensions" / paths[0].name),
     }
     log = house.build / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
