@@ -18,8 +18,8 @@ from carry.progress import say
 def call(house: House, command: list[str], paths: Sequence[Path], name: str, limit_s: int) -> int:
     """Run `command` with its progress on the terminal, and all of its output in build/logs/<name>.log; its exit code.
 
-    `paths` go on PYTHONPATH, the site folder first. The command and its children end with it, or after `limit_s` seconds, which raises
-    CouldNotRun.
+    `paths` go on PYTHONPATH, the site folder first. The command and its children end with it, or after `limit_s`
+    seconds, which raises CouldNotRun.
     """
     env = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PYTHON", "CARRY_"))},
