@@ -13,7 +13,7 @@ from resume.nemo.story import Story
 from resume.ranks import Ranks
 from resume.symptoms import Crash, crash
 
-TRACEBACKS = crash("CheckpointException", "Traceback (most recent call last): (RANK 0)")
+TRACEBACKS = crash("CheckpointException", "Traceback (most recent call last): (RANK ")
 CONFIGURE = "Configure model and optimizer as in the run that saved it"
 MODEL_ONLY = "Load the model without optimizer states."
 COPY = "copy it again, or resume from another one"
