@@ -22,7 +22,7 @@ from carry.paths import House
 from carry.pins import Pin, load_pin, versions
 from carry.progress import say
 from carry.proofs import run_tests, tests_sha256
-from carry.verdicts import Run
+from carry.verdicts import Run, shows
 from carry.wheels import Wheel, build, inputs_sha256
 
 _KEPT = ("outcome", "symptom", "message")
@@ -73,8 +73,12 @@ def seen(
     tests, inputs = tests_sha256(house, pin.upstream.name), inputs_sha256(pin, (), "pristine")
     for stack in stacks:
         lock = load_stack(house, stack).sha256
-        paths = {f: house.cache / "behaviour" / f"{_digest(inputs, lock, tests, f, sample, 1)}.json" for f in faults}
-        found = {fault: json.loads(path.read_bytes()) for fault, path in paths.items() if path.exists()}
+        found = {}
+        for fault in faults:
+            for size in (0, sample):  # all of its tests, where they were run
+                path = house.cache / "behaviour" / f"{_digest(inputs, lock, tests, fault, size, 1)}.json"
+                if fault not in found and path.exists():
+                    found[fault] = json.loads(path.read_bytes())
         if can_run(found):
             return stack, found
     return None
@@ -139,7 +143,8 @@ def can_run(runs: dict[str, Run]) -> bool:
 def pristine(
     house: House, pin: Pin, stacks: Sequence[str], faults: Sequence[str], sample: int
 ) -> tuple[str, dict[str, Run]]:
-    """The first of `stacks` that can run the pristine release, and one run of `faults` in it.
+    """The first of `stacks` that can run the pristine release, and one run of `faults` in it: of all its tests where
+    the sample of a fault's does not tell whether it is there.
 
     Raises CouldNotRun, with what each said, where none can.
     """
@@ -151,7 +156,14 @@ def pristine(
             problems.append(f"{stack}: {error}")
             continue
         if can_run(runs):
-            return stack, runs
+            doubtful = [fault for fault, run in runs.items() if shows((run,)) is None]
+            return stack, runs | in_full(house, pin, stack, {fault: runs[fault] for fault in doubtful}, sample)
         said = next((t["message"] for run in runs.values() for t in run.values()), "no test of these faults runs there")
         problems.append(f"{stack}: every test is an error ({' '.join((said or '').split())[:120]})")
     raise CouldNotRun(f"{pin}: no stack runs its tests: {'; '.join(problems) or 'none fits'}")
+
+
+def in_full(house: House, pin: Pin, stack: str, runs: dict[str, Run], sample: int) -> dict[str, Run]:
+    """Pristine runs of all tests of those faults of `runs` of which only a sample was run."""
+    cut = [fault for fault, run in runs.items() if len(run) == sample]
+    return observe(house, pin, (), stack, cut) if cut else {}

@@ -151,11 +151,10 @@ class _Gate:
         faults = [*self.own, *self.others]
         stacks = lab.candidate_stacks(self.house, self.target, self.pin)
         self.stack, runs = lab.pristine(self.house, self.target, stacks, faults, self.sample)
-        self.pristine = {fault: [run] for fault, run in runs.items()}
         # a patch is dropped on the word of all its fault's tests, not of a sample
-        doubtful = [f for f in self.own if not shows((runs[f],)) and len(runs[f]) == self.sample]
-        for fault, run in (self._observe((), doubtful, sample=0) if doubtful else {}).items():
-            self.pristine[fault] = [run]
+        doubtful = {fault: runs[fault] for fault in self.own if not shows((runs[fault],))}
+        runs |= lab.in_full(self.house, self.target, self.stack, doubtful, self.sample)
+        self.pristine = {fault: [run] for fault, run in runs.items()}
 
     def _settle(self, probed: Probe) -> tuple[tuple[Patch, ...], Probe]:
         """The refreshed series of all that is needed and works, tested as a whole, and its probe."""

@@ -28,7 +28,7 @@ def call(house: House, command: list[str], paths: Iterable[Path], name: str, lim
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
         # what DeepSpeed compiles where it runs, kept from run to run
-        "TORCH_EXTENSIONS_DIR": str(house.build / "extensions" / Path(command[0]).parents[1].name),
+        "TORCH_EXTENSIONS_DIR": str(house.build / "extensions" / folder.name),
     }
     log = house.build / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -135,10 +135,18 @@ def exported(weights: dict, buffers: dict, found, dtype: torch.dtype | None = No
     return oracle.differences(want, have)
 
 
-def set_masters(engine, loaded: Snapshot, own: bool) -> None:
-    """Give a new engine fp32 masters that are the loaded weights, or (``own``) exactly the loaded masters."""
-    engines.set_masters(engine, {**loaded.weights, **(loaded.masters if own else {})})
+def start_from(engine, loaded: Snapshot, own_masters: bool) -> None:
+    """Give a new engine the masters and moments of ``loaded``, a snapshot in its own layout.
+
+    Masters are the loaded weights, or with ``own_masters`` exactly the loaded masters. Moments, because DeepSpeed
+    allocates them by a step on zero gradients, which leaves SGD's weight decay of the first weights in them.
+    """
+    engines.set_masters(engine, {**loaded.weights, **(loaded.masters if own_masters else {})})
+    basic = getattr(engine.optimizer, "optimizer", engine.optimizer)
     with torch.no_grad():
-        for label, tensor in engines._partitions(engine) if own else ():
-            if label in loaded.partitions:
+        for label, tensor in engines._partitions(engine):
+            if own_masters:
                 tensor.copy_(loaded.partitions[label])
+            for key, value in basic.state.get(tensor, {}).items():
+                if f"{label}.{key}" in loaded.moments:
+                    value.copy_(loaded.moments[f"{label}.{key}"])

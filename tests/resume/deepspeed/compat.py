@@ -9,7 +9,7 @@ None of this touches saving or loading.  On a machine with CUDA nothing here is 
 * Collectives that are waited for by the last of them, as CUDA's streams allow and gloo's independent handles do not
   (up to 0.18).
 * 0.13 to 0.18 make a tensor of a number with ``FloatTensor``, which CUDA's accelerator takes for a value.
-* <= 0.12 gathers into views with autograd on, which gloo's kernels refuse.
+* Up to 0.18, gathers go into views with autograd on, which gloo's kernels refuse.
 * FusedAdam's kernel is CUDA's: ``resume.standin.fused_adam`` takes its place.
 """
 
@@ -84,21 +84,11 @@ def _split_by_dtype(tensors):
     return buckets
 
 
-def _in_order(collective):
-    """The same collective, over when it returns."""
-
-    @functools.wraps(collective)
-    def call(self, *args, **kwargs):
-        work = collective(self, *args, **kwargs)
-        if hasattr(work, "wait"):
-            work.wait()
-        return work
-
-    return call
-
-
 def _without_autograd(collective):
-    """The same collective on the same memory, with no autograd history for gloo's threads to refuse."""
+    """The same collective on the same memory, with no autograd history for gloo's kernels to refuse.
+
+    It is over when it returns: old releases wait for the last of several only.
+    """
 
     def plain(value):
         if torch.is_tensor(value):
@@ -107,7 +97,10 @@ def _without_autograd(collective):
 
     @functools.wraps(collective)
     def call(self, *args, **kwargs):
-        return collective(self, *map(plain, args), **{k: plain(v) for k, v in kwargs.items()})
+        work = collective(self, *map(plain, args), **{k: plain(v) for k, v in kwargs.items()})
+        if hasattr(work, "wait"):
+            work.wait()
+        return work
 
     return call
 
@@ -119,12 +112,9 @@ def _after_import() -> None:
 
     if hasattr(comm_torch, "build_shm_op"):
         comm_torch.build_shm_op = lambda: None
-    backend = comm_torch.TorchBackend
-    for name in ("all_gather_into_tensor", "all_gather", "broadcast", "all_reduce", "reduce_scatter_tensor"):
-        if _version() <= (0, 12):
-            setattr(backend, name, _without_autograd(getattr(backend, name)))
-        if _version() <= (0, 18):
-            setattr(backend, name, _in_order(getattr(backend, name)))
+    if _version() <= (0, 18):
+        for name in ("all_gather_into_tensor", "all_gather", "broadcast", "all_reduce", "reduce_scatter_tensor"):
+            setattr(comm_torch.TorchBackend, name, _without_autograd(getattr(comm_torch.TorchBackend, name)))
     if _version() <= (0, 12):
         engine.split_half_float_double_sparse = _split_by_dtype
 

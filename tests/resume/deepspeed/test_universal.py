@@ -200,7 +200,10 @@ def test_adam_with_another_moment(pools, tmp_path, cell):
     loads_whole(pools, tmp_path, cell)
 
 
-@pytest.mark.fault("universal-other-optimizers", symptom=crash("KeyError", "mu_product"))
+# padding is stripped from every state before the states are looked at by name
+@pytest.mark.fault(
+    "universal-other-optimizers", symptom=(crash("KeyError", "mu_product"), crash("RuntimeError", "0-dim tensor"))
+)
 @of(bf16(2, 2, model="odd", optimizer="nadam"), bf16(3, optimizer="nadam"))
 def test_adam_with_another_scalar(pools, tmp_path, cell):
     loads_whole(pools, tmp_path, cell)
@@ -222,7 +225,7 @@ def test_before_the_first_step(pools, tmp_path, cell):
 
 
 @pytest.mark.fault("universal-loss-scale", symptom=symptoms.LossScaleNotRestored)
-@of(bf16(1), bf16(2, 2), fp32(2), bf16(3), fp32(3, 2))
+@of(bf16(1), bf16(2, 2), fp32(2), bf16(3, groups=1), fp32(3, 2, groups=1))
 def test_fp16_keeps_its_dynamic_loss_scale(pools, tmp_path, cell):
     story = UniversalStory(pools, cell, tmp_path).train_and_save()
     resumed = story.resume(cell=variant(cell, precision="fp16"))
@@ -232,7 +235,7 @@ def test_fp16_keeps_its_dynamic_loss_scale(pools, tmp_path, cell):
 
 
 @pytest.mark.guard
-@of(fp16(2), fp16(3))
+@of(fp16(2), fp16(3, groups=1))
 def test_a_loss_scale_is_not_for_bf16(pools, tmp_path, cell):
     story = UniversalStory(pools, cell, tmp_path).train_and_save()
     loaded = [r["loaded"] for r in story.resume(cell=variant(cell, precision="bf16"))]

@@ -18,6 +18,19 @@ def setup(rank: int, world: int) -> None:
         compat.on_cpu()
 
 
+def setup_whole(rank: int, world: int) -> None:
+    """For imports of NeMo as a user's run does them."""
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+
+
+def strategy_compares_groups(folder: str) -> bool:
+    """What NLPDDPStrategy does with a checkpoint before it is read: whether the number of its param groups differs."""
+    from nemo.collections.common.parts.nlp_overrides import NLPDDPStrategy
+
+    strategy = NLPDDPStrategy.__new__(NLPDDPStrategy)  # the comparison uses nothing that a trainer sets up
+    return strategy._check_param_groups_mismatch(folder, {"optimizer_states": [{"param_groups": [{}, {}]}]})
+
+
 def module(name: str) -> None:
     importlib.import_module(name)
 
