@@ -23,7 +23,7 @@ from resume import oracle, symptoms
 from resume.deepspeed import compat, engines, models
 from resume.deepspeed.engines import Cell
 from resume.deepspeed.runs import MORE, STEPS
-from resume.deepspeed.story import FRESH, Story
+from resume.deepspeed.story import FRESH, RELEASE, Story
 
 TAG, CONVERTED = "saved", "converted"
 OPTIMIZERS = {
@@ -34,6 +34,10 @@ OPTIMIZERS = {
     "rmsprop": torch.optim.RMSprop,
     "nadam": torch.optim.NAdam,
 }
+# 0.18 links parameters to a moment, in place of their fp32 weights, after a full load outside ZeRO-3
+LINK_LOST = RELEASE == (0, 18)
+# what holds the fp32 weights: tests of other faults take no notice of the link where it is lost
+HELD = {"partitions"} if LINK_LOST else {"masters", "partitions"}
 
 
 @dataclass(frozen=True)
@@ -254,7 +258,7 @@ class UniversalStory(Story):
         asked for.  ``as_symptom``: given where the engine had trained before the load; no new run is like it then.
         """
         loaded, what = [r["loaded"] for r in resumed], "after the load"
-        oracle.check(self.saved, loaded, only={"weights", "buffers", "masters", "partitions"}, what=what)
+        oracle.check(self.saved, loaded, only={"weights", "buffers", *HELD}, what=what)
         before, rest = [r["fresh"] for r in resumed], {"moments", "step", "groups", "scale"}
         oracle.check(before, loaded, only=rest, as_symptom=FRESH if as_symptom is None else as_symptom, what=what)
         oracle.check(self.saved if counters else before, loaded, only={"counters"}, what=what)
