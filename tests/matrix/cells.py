@@ -214,7 +214,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "nothing-frozen",
         "exclude_frozen_parameters is for models that have some",
-        lambda c, v: c.how.situation == "no-frozen" and c.model not in ("frozen", "lora"),
+        lambda c, v: c.how.situation.startswith("no-frozen") and c.model not in ("frozen", "lora"),
     ),
     Rule(
         "zero-option",

@@ -136,7 +136,10 @@ def _modes() -> list[Mode]:
         # options
         *_with("loose", ("full", "both"), load={"load_module_strict": False}),
         *_with("custom", ("full", "both"), load={"custom_load_fn": True}),
-        *_with("no-frozen", ("full", "both"), save={"exclude_frozen_parameters": True}),
+        *_with("no-frozen", ("full", "both"), save={"exclude_frozen_parameters": True},
+               lacks="the frozen parameters were left out of the checkpoint"),
+        *_with("no-frozen-loose", ("full", "both"), save={"exclude_frozen_parameters": True},
+               load={"load_module_strict": False}),
         *_with("tags-ignored", ("full",), setup={"checkpoint": {"tag_validation": "Ignore"}}),
         *_with("tags-checked", ("full",), setup={"checkpoint": {"tag_validation": "Fail"}}),
         *_with("node-local", ("full", "noopt"), setup={"checkpoint": {"use_node_local_storage": True}}),

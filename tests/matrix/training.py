@@ -229,7 +229,9 @@ def _full_moment(engine, param, key: str) -> torch.Tensor | None:
     import deepspeed.comm as dist
 
     buffer = torch.zeros(param.numel() + 1)
-    mapping = getattr(param, "_hp_mapping", None)
+    if not hasattr(param, "_hp_mapping"):
+        return None
+    mapping = param._hp_mapping
     if mapping is not None:
         storage = mapping.hp_fragment.untyped_storage().data_ptr()
         flat = next((t for _, t in engines._partitions(engine) if t.untyped_storage().data_ptr() == storage), None)
@@ -240,8 +242,7 @@ def _full_moment(engine, param, key: str) -> torch.Tensor | None:
                 state[key].flatten()[inside.start : inside.start + inside.numel].cpu()
             )
             buffer[-1] = 1.0
-    if dist.get_world_size() > 1:
-        dist.all_reduce(buffer)
+    dist.all_reduce(buffer, group=param._dp_group)  # the ranks that share the parameter
     return buffer[:-1] if buffer[-1] else None
 
 
