@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -73,6 +75,18 @@ def pip_places() -> dict[str, str]:
     return {key: value for key, value in env.items() if value and key not in os.environ}
 
 
+def _wait_for_group(number: int) -> None:
+    """Give the killed children of a dead leader a moment to end: what a call wrote last still lands.
+
+    Where nobody reaps orphans, they stay in their group for ever; they write nothing more.
+    """
+    deadline = time.monotonic() + 1
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < deadline:
+            os.killpg(number, 0)
+            time.sleep(0.01)
+
+
 def run_uv(args: Sequence[str], env: dict[str, str], what: str, house: House, work: Path | None = None) -> str:
     """Run uv under umask 022; returns the shown path of its log. Raises CouldNotRun, or UserError for a
     build."""
@@ -96,6 +110,7 @@ def run_uv(args: Sequence[str], env: dict[str, str], what: str, house: House, wo
             # uv's own children too: a build that goes on would write into what is about to be removed
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            _wait_for_group(process.pid)
             raise
     shown = house.relative(log)
     if code:

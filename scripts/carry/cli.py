@@ -467,7 +467,11 @@ def run(args: argparse.Namespace) -> int:
 
     with locked(house.build, f"carry {args.command}", say):
         sweep(house)
-        return command.run(house, args)
+        try:
+            return command.run(house, args)
+        except KeyboardInterrupt:
+            sweep(house)  # what was being made when the signal came, or still had a writer when it was removed
+            raise
 
 
 def _bug(error: Exception) -> int:

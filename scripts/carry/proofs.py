@@ -184,7 +184,7 @@ def run_tests(
             shutil.copy(Path(__file__).with_name("sampling.py"), plugin / "carry_sampling.py")
             paths.append(plugin)
         command = [
-            str(env.python), "-m", "pytest", str(house.tests / "resume"), "-n", "2", "--dist", "worksteal",
+            str(env.python), "-m", "pytest", str(house.tests / "resume"), "-n", "3", "--dist", "worksteal",
             "-p", "no:cacheprovider", "--tb=short", "--basetemp", str(Path(scratch) / "tmp"),
             "-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning", "-W", "ignore::UserWarning",
             f"--carry-upstream={upstream}", f"--carry-faults={','.join(faults)}",
