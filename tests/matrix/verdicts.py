@@ -27,10 +27,32 @@ BAD = ("broken", "hang", "silent-wrong", "unclear-error")
 RIGHT = ("clear-error", "tolerance", "exact")
 
 # refusals of a load that the checkpoint holds the data for, which we leave as they are
-REFUSALS: tuple[tuple[str, str, str], ...] = ()
+REFUSALS: tuple[tuple[str, str, str], ...] = (
+    (
+        "other-stage",
+        "or convert it to a universal checkpoint with ds_to_universal.py",
+        "upstream documents universal checkpoints as the way of optimizer states to another ZeRO stage",
+    ),
+    (
+        "stage0-to-zero",
+        "is missing: the checkpoint was saved without ZeRO, or is incomplete",
+        "upstream has no way of optimizer states from stage 0 to ZeRO: its conversion takes ZeRO checkpoints",
+    ),
+    (
+        "zero-to-stage0",
+        "holds no optimizer states, but not those of",
+        "upstream has no way of optimizer states from ZeRO to stage 0: universal checkpoints are read by ZeRO",
+    ),
+    (
+        "stage0-other-precision",
+        "holds optimizer states of another precision or optimizer, but not those of",
+        "the wrappers of stage 0 keep a state for each precision's optimizer, by position, that no other one reads",
+    ),
+)
 
 _ADVICE = re.compile(
-    r"(?i)\b(please|use|set|pass|make sure|ensure|must|should|try|convert|run|only|instead|needs?|requires?|check)\b"
+    r"(?i)\b(please|use|set|pass|make sure|ensure|must|should|try|convert|run|only|instead|needs?|requires?|check|"
+    r"restore|start|load|freeze)\b"
 )
 # a file, a number, a name in quotes, a name with an underscore or a dot such as an option's or a parameter's, a path
 _SUBJECT = re.compile(

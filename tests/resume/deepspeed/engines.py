@@ -22,6 +22,7 @@ class Cell:
     ``optimizer``: adamw (torch), fused (DeepSpeed's FusedAdam).  ``grad_accum``: None (the default) or "fp32",
     which picks BF16_Optimizer at stage 1.  ``load_from_fp32``: the ZeRO option ``load_from_fp32_weights``.
     ``lr``: the first group's learning rate.  ``scheduler``: whether a WarmupLR scheduler runs.
+    ``elastic``: the ZeRO option ``elastic_checkpoint``.
     """
 
     precision: str = "bf16"
@@ -33,6 +34,7 @@ class Cell:
     load_from_fp32: bool | None = None
     lr: float = 1e-2
     scheduler: bool = False
+    elastic: bool = False
 
     @property
     def id(self) -> str:
@@ -40,7 +42,7 @@ class Cell:
         parts += [self.model] * (self.model != "dense") + [self.optimizer] * (self.optimizer != "adamw")
         parts += [f"accum-{self.grad_accum}"] * (self.grad_accum is not None)
         parts += [f"fromfp32-{str(self.load_from_fp32).lower()}"] * (self.load_from_fp32 is not None)
-        parts += ["scheduler"] * self.scheduler
+        parts += ["scheduler"] * self.scheduler + ["elastic"] * self.elastic
         return "-".join(parts)
 
     @property
@@ -61,6 +63,8 @@ def config(cell: Cell) -> dict:
         )
     if cell.load_from_fp32 is not None:
         zero["load_from_fp32_weights"] = cell.load_from_fp32
+    if cell.elastic:
+        zero["elastic_checkpoint"] = True
     result = {
         "train_micro_batch_size_per_gpu": models.BATCH,
         "gradient_accumulation_steps": 1,

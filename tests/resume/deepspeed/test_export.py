@@ -260,3 +260,19 @@ def test_stage0_export_says_where_the_weights_are(pools, tmp_path, cell):
         check(pools, cell, tmp_path, saved)
     if not crash("ValueError", f"global_step{runs.STEPS}/mp_rank_00_model_states.pt").matches(caught.value):
         raise caught.value
+
+
+# --- a file that is cut short ---
+
+
+@pytest.mark.fault("export-unreadable-file", symptom=(crash("OSError"), crash("RuntimeError"), crash("EOFError")))
+@pytest.mark.parametrize("pattern", ("*optim_states.pt", "*model_states.pt"))
+@pytest.mark.parametrize("cell", each(Cell("bf16", 1), Cell("bf16", 2, 2), Cell("bf16", 3, 2)))
+def test_a_file_that_cannot_be_read_is_named(pools, tmp_path, cell, pattern):
+    saved = save(pools, cell, tmp_path)
+    file = sorted(tmp_path.glob(f"*/{pattern}"))[-1]
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(symptoms.Crash) as caught:
+        check(pools, cell, tmp_path, saved)
+    if not crash("RuntimeError", f"Cannot read '{file}'. Restore it").matches(caught.value):
+        raise caught.value

@@ -2,7 +2,9 @@
 
 import pytest
 
-from resume.deepspeed.story import Story, cells, loads
+from resume.deepspeed.engines import Cell
+from resume.deepspeed.story import Story, cells, loads, variant
+from resume.symptoms import crash
 
 
 @pytest.mark.guard
@@ -10,3 +12,21 @@ from resume.deepspeed.story import Story, cells, loads
 def test_full_resume_is_exact(pools, tmp_path, cell):
     story = Story(pools, cell, tmp_path).train_and_save()
     story.check_full(story.resume())
+
+
+ELASTIC = [Cell("bf16", 1, 2, elastic=True), Cell("fp16", 2, 1, elastic=True), Cell("fp32", 1, 1, elastic=True)]
+ELASTIC = [pytest.param(cell, id=cell.id) for cell in ELASTIC]
+
+
+@pytest.mark.fault("elastic-step", symptom=crash("AssertionError"))
+@pytest.mark.parametrize("cell", ELASTIC)
+def test_elastic_checkpoint_resumes(pools, tmp_path, cell):
+    story = Story(pools, cell, tmp_path).train_and_save()
+    story.check_full(story.resume())
+
+
+@pytest.mark.fault("elastic-step", symptom=crash("KeyError", "base_optimizer_state_step"))
+@pytest.mark.parametrize("cell", ELASTIC)
+def test_elastic_checkpoint_resumes_without_the_option(pools, tmp_path, cell):
+    story = Story(pools, cell, tmp_path).train_and_save()
+    story.check_full(story.resume(cell=variant(cell, elastic=False)))

@@ -6,7 +6,7 @@ import pytest
 
 from resume import oracle, symptoms
 from resume.deepspeed.engines import Cell
-from resume.deepspeed.story import Story, variant
+from resume.deepspeed.story import RELEASE, Story, variant
 from resume.deepspeed.test_load_errors import ADVICE, check_raises
 from resume.symptoms import crash
 
@@ -55,3 +55,17 @@ def test_fp16_keeps_its_loss_scaler(pools, tmp_path, saved, cell):
     story = Story(pools, saved, tmp_path).train_and_save()
     resumed = story.resume(cell=cell)
     oracle.check([r["fresh"] for r in resumed], [r["loaded"] for r in resumed], only={"scale"}, what="after the load")
+
+
+# bf16 checkpoints under ZeRO have file names of their own, which pristine releases do not find
+ROUNDED = [to(Cell("fp16", s, w), "fp32") for s in (1, 2) for w in (1, 2)]
+ROUNDED += [to(Cell("bf16", 0, w), "fp16") for w in (1, 2) if RELEASE >= (0, 18)]
+
+
+@pytest.mark.fault("other-precision-weights", symptom=symptoms.MastersStale)
+@pytest.mark.parametrize("saved, cell", pairs(ROUNDED))
+def test_weights_are_the_masters(pools, tmp_path, saved, cell):
+    story = Story(pools, saved, tmp_path).train_and_save()
+    loaded = [r["loaded"] for r in story.resume(cell=cell)]
+    oracle.check(story.saved, loaded, only={"masters"}, what="after the load")
+    oracle.check_masters_follow_weights(loaded, "after the load")

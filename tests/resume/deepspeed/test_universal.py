@@ -6,6 +6,7 @@ import pytest
 
 from resume import oracle, symptoms
 from resume.deepspeed.story import BOTH, MODULE_ONLY, NOOPT, RELEASE, variant
+from resume.deepspeed.test_load_errors import check_outcomes
 from resume.deepspeed.universal import CONVERTED, HELD, LINK_LOST, UniversalCell, UniversalStory
 from resume.symptoms import crash
 
@@ -279,3 +280,15 @@ def test_a_full_load(pools, tmp_path, cell):
 )
 def test_a_full_load_on_other_ranks(pools, tmp_path, cell):
     loads_elsewhere(pools, tmp_path, cell)
+
+
+# --- a checkpoint that was not converted ---
+
+
+@pytest.mark.fault("no-universal-advice", symptom=crash("ValueError", "latest_universal does not exist"))
+@of(over_bf16(2), *[cell for cell in (bf16(1), fp16(3, 2)) if RELEASE >= (0, 16)])
+def test_a_folder_that_was_not_converted(pools, tmp_path, cell):
+    ranks, common = pools(cell.world), {"cell": cell, "folder": str(tmp_path)}
+    ranks.run("resume.deepspeed.universal:train_and_save", **common)
+    outcomes = ranks.outcomes("resume.deepspeed.universal:resume", **common, grace=8.0)
+    check_outcomes(outcomes, "ValueError", "latest_universal' does not exist", "ds_to_universal.py")

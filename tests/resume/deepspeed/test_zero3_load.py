@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -130,3 +131,17 @@ def test_tag_of_a_full_load(pools, tmp_path, cell, tag):
 def test_no_tag_means_the_latest(pools, tmp_path, cell):
     _, newest = two_saves(pools, cell, tmp_path, "older", "newest")
     newest.check_full(newest.resume())
+
+
+# --- the weights of a ZeRO-3 checkpoint at another stage ---
+
+ELSEWHERE = [Cell("bf16", 0, 1), Cell("bf16", 1, 2), Cell("fp16", 2, 2), Cell("fp32", 0, 2), Cell("fp32", 1, 1)]
+
+
+@pytest.mark.fault("zero3-weights-elsewhere", symptom=crash("AssertionError"))
+@pytest.mark.parametrize("load", (NOOPT, BOTH, MODULE_ONLY), ids=("noopt", "both", "module"))
+@pytest.mark.parametrize("cell", ids(ELSEWHERE))
+def test_weights_load_at_other_stages(pools, tmp_path, cell, load):
+    story = Story(pools, variant(cell, stage=3), tmp_path).train_and_save()
+    saved = [replace(s, partitions={}) for s in story.saved]
+    story.check_weights_only(story.resume(load, cell=cell), counters=load is NOOPT, saved=saved, cell=cell)
