@@ -244,9 +244,10 @@ def _rounds(parser: argparse.ArgumentParser) -> None:
 
 
 def _record(house: House, args: argparse.Namespace) -> int:
-    from carry import pins, report
+    from carry import matrixtable, pins, report
 
     written = report.record(house, pins.all_pins(house, args.upstream or None, args.version or None))
+    written += [path for path in matrixtable.record(house) if path not in written]
     print("\n".join(house.relative(path) for path in written) or "nothing changed")
     return 0
 

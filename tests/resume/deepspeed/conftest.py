@@ -11,6 +11,7 @@ import pytest
 from resume.deepspeed import kept
 from resume.deepspeed.story import RELEASE
 
+TESTS = 20  # with the same ranks
 NEW = {"export", "frozen", "load_errors", "pipeline", "precision", "scheduler", "universal", "world_size"}
 
 
@@ -19,6 +20,21 @@ def kept_runs(tmp_path_factory):
     base = tmp_path_factory.getbasetemp()
     kept.ROOT = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kept"
     kept.ROOT.mkdir(exist_ok=True)
+
+
+@pytest.fixture(scope="session")
+def tests_done():
+    return []
+
+
+@pytest.fixture(autouse=True)
+def short_lived_ranks(request, tests_done):
+    """The process groups of every engine stay, and their threads slow the ranks down: new ones now and then."""
+    yield
+    tests_done.append(request.node.nodeid)
+    if len(tests_done) % TESTS == 0 and "pools" in request.fixturenames:
+        for world in (2, 3):
+            request.getfixturevalue("pools")(world).stop()
 
 
 def pytest_collection_modifyitems(config, items):

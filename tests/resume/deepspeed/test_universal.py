@@ -87,6 +87,16 @@ def test_frozen_parameters_that_the_conversion_left_out(pools, tmp_path):
             raise
 
 
+# --- several nodes ---
+
+
+@pytest.mark.fault("universal-zero3-nodes", symptom=symptoms.WeightsNotRestored)
+@of(bf16(3, 2), fp32(3, 2))
+def test_ranks_of_several_nodes(pools, tmp_path, cell):
+    story = UniversalStory(pools, cell, tmp_path).train_and_save()
+    story.check_full(story.resume(nodes=True))
+
+
 # --- param groups ---
 
 GROUPS = (

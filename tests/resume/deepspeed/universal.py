@@ -13,6 +13,7 @@ parameter name, step, hyperparameters, scheduler, counters, loss scale and clien
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, replace
 from unittest import mock
@@ -198,16 +199,25 @@ def convert(folder: str) -> None:
         ds_to_universal.main(ds_to_universal.parse_arguments())
 
 
-def resume(cell: UniversalCell, folder: str, load: dict | None = None, trained: int = 0, full: bool = False) -> dict:
+def resume(
+    cell: UniversalCell,
+    folder: str,
+    load: dict | None = None,
+    trained: int = 0,
+    full: bool = False,
+    nodes: bool = False,
+) -> dict:
     """Build a freshly seeded engine, load the universal checkpoint, train on.
 
-    ``trained``: steps to train before the load.  Returns snapshots ``fresh``, ``loaded`` and ``final``, the ``path``
-    that load_checkpoint returned, and with ``full`` the full ``moments`` after the load.
+    ``trained``: steps to train before the load.  ``nodes``: every rank is the first of a node.  Returns snapshots
+    ``fresh``, ``loaded`` and ``final``, the ``path`` that load_checkpoint returned, and with ``full`` the full
+    ``moments`` after the load.
     """
     engine = build(cell, seed=2, universal=True)
     engines.train(engine, cell, 100, trained)
     fresh = _snapshot(engine)
-    path, client = engine.load_checkpoint(folder, **(load or {}))
+    with mock.patch.dict(os.environ, {"LOCAL_RANK": "0"} if nodes else {}):
+        path, client = engine.load_checkpoint(folder, **(load or {}))
     loaded, moments = _snapshot(engine, client), _full_moments(engine) if full else {}
     engines.train(engine, cell, STEPS, MORE)
     final = _snapshot(engine, client)
