@@ -36,7 +36,7 @@ from matrix.verdicts import Verdict
 MOVED = 1e-3  # a hundred times expected.TOLERANCE: a run that moves its weights by less shows nothing
 NO_CELL = 5  # exit code; 1 is Python's own for an exception
 COLD, WARM, GRACE = 180.0, 60.0, 6.0
-JOBS = 40  # of a pool: the process groups of every engine stay, and their threads slow its ranks down
+JOBS = 60  # of a pool: the process groups of every engine stay, and their threads take the processors, idle or not
 
 
 class Training(NamedTuple):
@@ -73,7 +73,7 @@ class Pools:
         """Each rank's result or exception of ``matrix.jobs:target``."""
         pool = self._made.setdefault(world, Ranks(world, "resume.deepspeed.compat:setup", "matrix.preload"))
         self._jobs[world] += 1
-        if world > 1 and self._jobs[world] > JOBS:
+        if self._jobs[world] > JOBS:
             pool.stop()
         if not pool._procs:
             self._jobs[world] = 1
