@@ -24,7 +24,6 @@ def call(house: House, command: list[str], paths: Sequence[Path], name: str, lim
     env = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PYTHON", "CARRY_"))},
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
-        "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
         # what DeepSpeed compiles where it runs, kept from run to run
