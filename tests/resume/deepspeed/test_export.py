@@ -13,10 +13,12 @@ import pytest
 from resume import oracle, symptoms
 from resume.deepspeed import exports, runs
 from resume.deepspeed.engines import Cell
-from resume.deepspeed.story import Story, variant
+from resume.deepspeed.story import RELEASE, Story, variant
 from resume.symptoms import crash
 
 HOWS = ("lazy", "files", "script", "model")
+# before 0.19 an export reads the optimizer files first, and fails at them where it finds others than expected
+OPTIMIZER_FILES_FIRST = RELEASE < (0, 19)
 
 
 def each(*cells: Cell) -> list:
@@ -116,6 +118,11 @@ def test_bf16_optimizer_exports(pools, tmp_path, cell, how):
 
 # --- mixture of experts ---
 
+NO_EXPERTS = (
+    crash("KeyError", "optimizer_state_dict")
+    if OPTIMIZER_FILES_FIRST
+    else crash("ValueError", "is not a model state checkpoint")
+)
 MOE = (
     Cell("bf16", 1, 1, "moe"),
     Cell("bf16", 1, 2, "moe"),
@@ -129,19 +136,19 @@ MOE = (
 )
 
 
-@pytest.mark.fault("moe-export", symptom=crash("ValueError", "is not a model state checkpoint"))
+@pytest.mark.fault("moe-export", symptom=NO_EXPERTS)
 @pytest.mark.parametrize("cell", each(*MOE))
 def test_experts_export(pools, tmp_path, cell):
     check(pools, cell, tmp_path, save(pools, cell, tmp_path))
 
 
-@pytest.mark.fault("moe-export", symptom=crash("ValueError", "is not a model state checkpoint"))
+@pytest.mark.fault("moe-export", symptom=NO_EXPERTS)
 @pytest.mark.parametrize("cell", each(Cell("bf16", 2, 2, "moe")))
 def test_experts_export_to_files(pools, tmp_path, cell):
     check(pools, cell, tmp_path, save(pools, cell, tmp_path), "files")
 
 
-@pytest.mark.fault("moe-export", symptom=crash("ValueError", "is not a model state checkpoint"))
+@pytest.mark.fault("moe-export", symptom=NO_EXPERTS)
 @pytest.mark.parametrize("cell", each(Cell("bf16", 2, 2, "moe")))
 def test_an_expert_that_is_missing_is_named(pools, tmp_path, cell):
     saved = save(pools, cell, tmp_path)
@@ -183,10 +190,21 @@ def test_16bit_model(pools, tmp_path, cell):
 # --- pipelines ---
 
 
-@pytest.mark.fault("pipeline-export", symptom=crash("AttributeError", "'NoneType' object has no attribute 'items'"))
+def pipelines(*cells: Cell) -> list:
+    fault = pytest.mark.fault
+    return [pytest.param(c, id=c.id, marks=fault("pipeline-export", symptom=no_pipelines(c))) for c in cells]
+
+
+def no_pipelines(cell: Cell) -> crash:
+    """How the export of a pipeline fails: one rank is one stage."""
+    if cell.world == 1 or not OPTIMIZER_FILES_FIRST:
+        return crash("AttributeError", "'NoneType' object has no attribute 'items'")
+    return crash("ValueError", "is not a zero checkpoint" if cell.grad_accum else "of '*_optim_states.pt' under")
+
+
 @pytest.mark.parametrize(
     "cell",
-    each(
+    pipelines(
         *(Cell(precision, 1, world, "pipe") for precision in ("bf16", "fp16", "fp32") for world in (1, 2)),
         Cell("bf16", 1, 2, "pipe", grad_accum="fp32"),
         *(Cell("bf16", 1, world, kind) for kind in ("pipe-tied", "pipe-frozen") for world in (1, 2)),
@@ -196,9 +214,8 @@ def test_pipeline_exports(pools, tmp_path, cell):
     check(pools, cell, tmp_path, save(pools, cell, tmp_path))
 
 
-@pytest.mark.fault("pipeline-export", symptom=crash("AttributeError", "'NoneType' object has no attribute 'items'"))
 @pytest.mark.parametrize("how", ("files", "model"))
-@pytest.mark.parametrize("cell", each(Cell("bf16", 1, 2, "pipe-tied")))
+@pytest.mark.parametrize("cell", pipelines(Cell("bf16", 1, 2, "pipe-tied")))
 def test_every_way_to_export_a_pipeline(pools, tmp_path, cell, how):
     check(pools, cell, tmp_path, save(pools, cell, tmp_path), how)
 
@@ -252,7 +269,10 @@ def test_debug_output_of_stage2(pools, tmp_path, cell):
     test_debug_output(pools, tmp_path, cell)
 
 
-@pytest.mark.fault("stage0-export", symptom=crash("TypeError", "NoneType"))
+NO_ZERO = crash("FileNotFoundError", "optim_states.pt") if OPTIMIZER_FILES_FIRST else crash("TypeError", "NoneType")
+
+
+@pytest.mark.fault("stage0-export", symptom=NO_ZERO)
 @pytest.mark.parametrize("cell", each(Cell("fp32", 0, 1), Cell("fp16", 0, 2), Cell("bf16", 0, 1)))
 def test_stage0_export_says_where_the_weights_are(pools, tmp_path, cell):
     saved = save(pools, cell, tmp_path)
