@@ -253,7 +253,9 @@ def test_debug_output_of_stage2(pools, tmp_path, cell):
 
 
 @pytest.mark.fault("stage0-export", symptom=crash("TypeError", "NoneType"))
-@pytest.mark.parametrize("cell", each(Cell("fp32", 0, 1), Cell("fp16", 0, 2), *(() if OWN_FILES else (Cell("bf16", 0, 1),))))
+@pytest.mark.parametrize(
+    "cell", each(Cell("fp32", 0, 1), Cell("fp16", 0, 2), *(() if OWN_FILES else (Cell("bf16", 0, 1),)))
+)
 def test_stage0_export_says_where_the_weights_are(pools, tmp_path, cell):
     saved = save(pools, cell, tmp_path)
     with pytest.raises(symptoms.Crash) as caught:

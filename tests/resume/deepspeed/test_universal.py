@@ -9,7 +9,6 @@ from resume.deepspeed.story import BOTH, MODULE_ONLY, NOOPT, RELEASE, variant
 from resume.deepspeed.universal import CONVERTED, HELD, LINK_LOST, UniversalCell, UniversalStory
 from resume.symptoms import crash
 
-
 # before 0.18 the conversion fails for ZeRO-3 with several groups, which is a fault of its own
 ONE_GROUP = RELEASE < (0, 18)
 UNCONVERTED = crash("RuntimeError", "exceeds dimension size")
