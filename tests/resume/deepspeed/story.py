@@ -19,6 +19,8 @@ from resume.deepspeed.engines import Cell
 
 # the release under test, as far as tests differ by it
 RELEASE = tuple(int(part) for part in wheel.installed("deepspeed").version.split(".")[:2])
+# 0.13 to 0.16 keep the optimizer states of bf16 in files as ZeRO's, without ZeRO as well
+OWN_FILES = (0, 13) <= RELEASE < (0, 17)
 # what a load without optimizer states must leave as a new engine has it
 FRESH = {"moments": symptoms.MomentsNotFresh, "step": symptoms.StepNotRestored}
 NOOPT = {"load_optimizer_states": False}

@@ -7,7 +7,7 @@ import torch
 
 from resume import oracle, symptoms
 from resume.deepspeed.engines import Cell
-from resume.deepspeed.story import BOTH, MODULE_ONLY, NOOPT, Story, variant
+from resume.deepspeed.story import BOTH, MODULE_ONLY, NOOPT, OWN_FILES, Story, variant
 from resume.symptoms import crash
 
 
@@ -91,6 +91,7 @@ def test_a_base_model_loads_below_adapters(pools, tmp_path, cell):
         Cell("fp16", 1, 1),
         Cell("fp32", 2, 1),
         Cell("bf16", 1, 2, grad_accum="fp32"),
+        *([Cell("bf16", 0, 2)] if OWN_FILES else []),
     ),
 )
 def test_optimizer_states_of_other_parameters_are_refused(pools, tmp_path, cell, then, now):

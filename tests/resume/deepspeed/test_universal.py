@@ -10,9 +10,14 @@ from resume.deepspeed.test_load_errors import check_outcomes
 from resume.deepspeed.universal import CONVERTED, HELD, LINK_LOST, UniversalCell, UniversalStory
 from resume.symptoms import crash
 
+# before 0.18 the conversion fails for ZeRO-3 with several groups, which is a fault of its own
+ONE_GROUP = RELEASE < (0, 18)
+UNCONVERTED = crash("RuntimeError", "exceeds dimension size")
+
 
 def bf16(stage: int, world: int = 1, **kwargs) -> UniversalCell:
-    return UniversalCell("bf16", stage, world, **{"model": "pair", **kwargs})
+    groups = 1 if ONE_GROUP and stage == 3 else 2
+    return UniversalCell("bf16", stage, world, **{"model": "pair", "groups": groups, **kwargs})
 
 
 def fp16(stage: int, world: int = 1, **kwargs) -> UniversalCell:
@@ -99,26 +104,30 @@ def test_ranks_of_several_nodes(pools, tmp_path, cell):
 
 # --- param groups ---
 
+TWO = {"groups": 2}
 GROUPS = (
-    bf16(3), bf16(3, 2), fp16(3), fp32(3, 2), bf16(3, 2, groups=3), bf16(3, model="tied"),
-    bf16(3, optimizer="fused"),
+    bf16(3, **TWO), bf16(3, 2, **TWO), fp16(3, **TWO), fp32(3, 2, **TWO), bf16(3, 2, groups=3),
+    bf16(3, model="tied", **TWO), bf16(3, optimizer="fused", **TWO),
 )  # fmt: skip
+ZERO3_GROUPS = pytest.mark.fault(
+    "universal-zero3-groups", symptom=UNCONVERTED if ONE_GROUP else symptoms.GroupsNotRestored
+)
 
 
-@pytest.mark.fault("universal-zero3-groups", symptom=symptoms.GroupsNotRestored)
+@ZERO3_GROUPS
 @of(*GROUPS)
 def test_each_param_group_has_its_own_hyperparameters(pools, tmp_path, cell):
     loads_whole(pools, tmp_path, cell)
 
 
-@pytest.mark.fault("universal-zero3-groups", symptom=symptoms.GroupsNotRestored)
-@of(bf16(3, groups=3), bf16(3, 2, model="odd"))
+@ZERO3_GROUPS
+@of(bf16(3, groups=3), bf16(3, 2, model="odd", **TWO))
 def test_each_param_group_on_other_ranks(pools, tmp_path, cell):
     loads_elsewhere(pools, tmp_path, cell)
 
 
-@pytest.mark.fault("universal-zero3-groups", symptom=symptoms.GroupsNotRestored)
-@of(bf16(3, 1), bf16(3, 2))
+@ZERO3_GROUPS
+@of(bf16(3, 1, **TWO), bf16(3, 2, **TWO))
 def test_another_number_of_param_groups_is_refused(pools, tmp_path, cell):
     refuses_other_groups(pools, tmp_path, cell, 3)
 
@@ -152,15 +161,16 @@ def test_weights_alone_need_no_param_groups(pools, tmp_path, cell):
 # --- step ---
 
 SUB_GROUPS = {"groups": 1, "sub_group": 100}
+STEP = ZERO3_GROUPS if ONE_GROUP else pytest.mark.fault("universal-zero3-step", symptom=symptoms.Diverged)
 
 
-@pytest.mark.fault("universal-zero3-step", symptom=symptoms.Diverged)
+@STEP
 @of(bf16(3, **SUB_GROUPS), bf16(3, 2, **SUB_GROUPS), fp16(3, **SUB_GROUPS), fp32(3, 2, **SUB_GROUPS))
 def test_each_sub_group_has_its_own_step(pools, tmp_path, cell):
     loads_whole(pools, tmp_path, cell)
 
 
-@pytest.mark.fault("universal-zero3-step", symptom=symptoms.Diverged)
+@STEP
 @of(bf16(3, **SUB_GROUPS), bf16(3, 2, **SUB_GROUPS))
 def test_step_that_is_not_stored_by_parameter(pools, tmp_path, cell):
     story = UniversalStory(pools, cell, tmp_path).train_and_save()
@@ -223,8 +233,11 @@ def test_optimizers_other_than_adam_on_other_ranks(pools, tmp_path, cell):
     loads_elsewhere(pools, tmp_path, cell)
 
 
-@pytest.mark.fault("universal-other-optimizers", symptom=crash("KeyError", "max_exp_avg_sq"))
-@of(over_bf16(optimizer="amsgrad"), bf16(2, 2, optimizer="amsgrad"), bf16(3, optimizer="amsgrad"))
+# before 0.18 a load under ZeRO-3 takes what is not Adam's from rank 0: right for scalars and on one rank
+@pytest.mark.fault(
+    "universal-other-optimizers", symptom=(crash("KeyError", "max_exp_avg_sq"), symptoms.MomentsNotRestored)
+)
+@of(over_bf16(optimizer="amsgrad"), bf16(2, 2, optimizer="amsgrad"), bf16(3, 1 + ONE_GROUP, optimizer="amsgrad"))
 def test_adam_with_another_moment(pools, tmp_path, cell):
     loads_whole(pools, tmp_path, cell)
 
@@ -233,7 +246,7 @@ def test_adam_with_another_moment(pools, tmp_path, cell):
 @pytest.mark.fault(
     "universal-other-optimizers", symptom=(crash("KeyError", "mu_product"), crash("RuntimeError", "0-dim tensor"))
 )
-@of(bf16(2, 2, model="odd", optimizer="nadam"), bf16(3, optimizer="nadam"))
+@of(bf16(2, 2, model="odd", optimizer="nadam"), *(() if ONE_GROUP else (bf16(3, optimizer="nadam"),)))
 def test_adam_with_another_scalar(pools, tmp_path, cell):
     loads_whole(pools, tmp_path, cell)
 

@@ -14,7 +14,7 @@ import pytest
 
 from resume import oracle, symptoms
 from resume.deepspeed.engines import Cell
-from resume.deepspeed.story import Story, variant
+from resume.deepspeed.story import OWN_FILES, Story, variant
 from resume.deepspeed.world_size import Case
 from resume.symptoms import crash
 
@@ -32,6 +32,7 @@ CASES = [
     Case(2, 1, Cell("bf16", 3), frozen=True, zero=SUB_GROUPS),
     Case(3, 2, Cell("fp32", 3), zero=SUB_GROUPS),
 ]
+CASES += [Case(1, 2, Cell("bf16", 0))] if OWN_FILES else []
 
 
 def of(function: str) -> str:
