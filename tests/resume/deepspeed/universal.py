@@ -34,8 +34,8 @@ OPTIMIZERS = {
     "rmsprop": torch.optim.RMSprop,
     "nadam": torch.optim.NAdam,
 }
-# 0.18 links parameters to a moment, in place of their fp32 weights, after a full load outside ZeRO-3
-LINK_LOST = RELEASE == (0, 18)
+# 0.17 and 0.18 link parameters to a moment, in place of their fp32 weights, after a full load outside ZeRO-3
+LINK_LOST = RELEASE in ((0, 17), (0, 18))
 # what holds the fp32 weights: tests of other faults take no notice of the link where it is lost
 HELD = {"partitions"} if LINK_LOST else {"masters", "partitions"}
 
