@@ -7,7 +7,7 @@ import torch
 
 from resume import oracle, symptoms
 from resume.deepspeed.engines import Cell
-from resume.deepspeed.story import BOTH, MODULE_ONLY, NOOPT, OWN_FILES, Story, variant
+from resume.deepspeed.story import ANY_LOAD, BOTH, MODULE_ONLY, NOOPT, OWN_FILES, RELEASE, Story, variant
 from resume.symptoms import crash
 
 
@@ -82,7 +82,12 @@ def test_a_base_model_loads_below_adapters(pools, tmp_path, cell):
 # --- optimizer states, which fit only the parameters that they were saved of ---
 
 
-@pytest.mark.fault("frozen-full-load", symptom=(symptoms.MastersStale, crash("RuntimeError"), crash("KeyError")))
+OTHERS = (symptoms.MastersStale, crash("RuntimeError"), crash("KeyError"))
+if RELEASE == (0, 17):  # which loads nothing where gradients accumulate in fp32
+    OTHERS += (ANY_LOAD,)
+
+
+@pytest.mark.fault("frozen-full-load", symptom=OTHERS)
 @pytest.mark.parametrize("then, now", (("frozen", "dense"), ("dense", "frozen")))
 @pytest.mark.parametrize(
     "cell",

@@ -9,7 +9,7 @@ import pytest
 
 from resume import symptoms
 from resume.deepspeed.engines import Cell
-from resume.deepspeed.story import NOOPT, OWN_FILES, Story, cells, variant
+from resume.deepspeed.story import ANY_LOAD, NOOPT, OWN_FILES, RELEASE, Story, cells, variant
 from resume.symptoms import crash
 
 UNCLEAR = pytest.mark.fault("empty-assertion", symptom=crash("AssertionError"))
@@ -108,7 +108,11 @@ ONE_RANK = [
 ]
 
 
-@pytest.mark.fault("missing-shard-hang", symptom=symptoms.PeersHung)
+# 0.17 loads nothing into the wrappers of bf16, so that every rank raises
+HUNG = (symptoms.PeersHung, ANY_LOAD) if RELEASE == (0, 17) else symptoms.PeersHung
+
+
+@pytest.mark.fault("missing-shard-hang", symptom=HUNG)
 @pytest.mark.parametrize(
     "cell, pattern, damage", [pytest.param(c, p, d, id=f"{c.id}-{p.strip('*')}-{d.__name__}") for c, p, d in ONE_RANK]
 )
@@ -124,6 +128,8 @@ def test_all_ranks_raise_where_one_cannot_read(pools, tmp_path, cell, pattern, d
 
 ANY = (crash("TypeError", "NoneType"), crash("AttributeError", "NoneType"), crash("KeyError"))
 ANY += (crash("ValueError", "parameter group"),)
+if RELEASE == (0, 17):  # as above
+    ANY += (ANY_LOAD,)
 MISMATCHES = [
     (Cell("bf16", 1, 2), Cell("bf16", 0, 2)),
     (Cell("fp16", 2), Cell("fp16", 0)),

@@ -6,10 +6,12 @@ import pytest
 
 from resume import oracle, symptoms
 from resume.deepspeed.engines import Cell
-from resume.deepspeed.story import BOTH, MODULE_ONLY, NOOPT
+from resume.deepspeed.story import ANY_LOAD, BOTH, MODULE_ONLY, NOOPT, RELEASE
 from resume.symptoms import crash
 
-FAULT = "pipeline-bf16-stage0"
+# 0.17 trains these with a wrapper of fp16 in place of BF16_Optimizer, and loads nothing
+OLD = RELEASE == (0, 17)
+FAULT = "bf16-accum-any-load" if OLD else "pipeline-bf16-stage0"
 # (ranks, pipeline stages): one of each, data parallel, pipeline parallel
 SHAPES = [pytest.param(world, stages, id=f"{world}r-{stages}stages") for world, stages in ((1, 1), (2, 1), (2, 2))]
 
@@ -32,13 +34,13 @@ class Pipeline:
         oracle.check([r["final"] for r in self.trained], [r["final"] for r in resumed], only=same, what="training on")
 
 
-@pytest.mark.fault(FAULT, symptom=crash("KeyError"))
+@pytest.mark.fault(FAULT, symptom=ANY_LOAD if OLD else crash("KeyError"))
 @pytest.mark.parametrize("world, stages", SHAPES)
 def test_full_resume_is_exact(pools, tmp_path, world, stages):
     Pipeline(pools, Cell("bf16", 0, world), tmp_path, stages).check_full()
 
 
-@pytest.mark.fault(FAULT, symptom=symptoms.MastersStale)
+@pytest.mark.fault(FAULT, symptom=ANY_LOAD if OLD else symptoms.MastersStale)
 @pytest.mark.parametrize("world, stages", SHAPES)
 def test_masters_follow_loaded_weights(pools, tmp_path, world, stages):
     pipeline = Pipeline(pools, Cell("bf16", 0, world), tmp_path, stages)

@@ -6,7 +6,7 @@ import pytest
 
 from resume import oracle, symptoms
 from resume.deepspeed.engines import Cell
-from resume.deepspeed.story import OWN_FILES, RELEASE, Story, variant
+from resume.deepspeed.story import OWN_FILES, RELEASE, Story, loads, variant
 from resume.deepspeed.test_load_errors import ADVICE, check_raises
 from resume.symptoms import crash
 
@@ -47,7 +47,8 @@ def test_checkpoint_without_zero_says_what_to_do(pools, tmp_path, stage, world):
 
 
 SCALED = [to(Cell("fp32", s, w), "fp16") for s in (1, 2, 3) for w in (1, 2)]
-SCALED += [] if OWN_FILES else [to(Cell("bf16", 0, 2), "fp16")]
+# 0.17 scales the loss of this, too
+SCALED += [] if OWN_FILES or not loads(Cell("bf16", 0, 2)) else [to(Cell("bf16", 0, 2), "fp16")]
 
 
 @pytest.mark.fault("loss-scaler-precision", symptom=symptoms.LossScaleNotRestored)

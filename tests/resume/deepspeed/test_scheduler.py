@@ -6,10 +6,12 @@ import pytest
 
 from resume import oracle, symptoms
 from resume.deepspeed.engines import Cell
-from resume.deepspeed.story import NOOPT, Story, cells, variant
+from resume.deepspeed.story import ANY_LOAD, NOOPT, RELEASE, Story, cells, variant
 from resume.symptoms import crash
 
-LR_STALE = pytest.mark.fault("noopt-scheduler-lr", symptom=symptoms.GroupsNotRestored)
+# 0.17 loads nothing into the wrappers of bf16, whatever the scheduler
+STALE = (symptoms.GroupsNotRestored, ANY_LOAD) if RELEASE == (0, 17) else symptoms.GroupsNotRestored
+LR_STALE = pytest.mark.fault("noopt-scheduler-lr", symptom=STALE)
 NOT_SAVED = pytest.mark.fault(
     "scheduler-not-saved", symptom=crash("TypeError", "'NoneType' object is not subscriptable")
 )

@@ -40,10 +40,18 @@ def of(*cells: UniversalCell, mark=None):
     )
 
 
+def fault(name: str, symptom):
+    """The mark of a fault; 0.17 crashes in the conversion of BF16_Optimizer's checkpoints."""
+    if RELEASE == (0, 17):
+        known = symptom if isinstance(symptom, tuple) else (symptom,)
+        symptom = (*known, crash("KeyError", "param_slice_mappings"))
+    return pytest.mark.fault(name, symptom=symptom)
+
+
 def right(cell: UniversalCell):
     """The mark of a full load that is right but for the link to the fp32 weights, which ZeRO-3 has not."""
     if LINK_LOST and cell.stage < 3:
-        return pytest.mark.fault("universal-fp32-link", symptom=symptoms.MastersStale)
+        return fault("universal-fp32-link", symptom=symptoms.MastersStale)
     return pytest.mark.guard
 
 
@@ -61,26 +69,26 @@ def loads_elsewhere(pools, tmp_path, cell: UniversalCell) -> None:
 # --- what the optimizer does not own ---
 
 
-@pytest.mark.fault("universal-buffers-frozen", symptom=symptoms.BuffersNotRestored)
+@fault("universal-buffers-frozen", symptom=symptoms.BuffersNotRestored)
 @of(over_bf16(model="counted"), bf16(2, 2, model="counted"), fp32(1, model="counted"),
     fp16(3, model="counted"), bf16(3, 2, model="counted"))  # fmt: skip
 def test_buffers_and_extra_state(pools, tmp_path, cell):
     loads_whole(pools, tmp_path, cell)
 
 
-@pytest.mark.fault("universal-buffers-frozen", symptom=symptoms.WeightsNotRestored)
+@fault("universal-buffers-frozen", symptom=symptoms.WeightsNotRestored)
 @of(over_bf16(2, model="frozen"), fp16(2, model="frozen"), fp32(3, model="frozen"), bf16(3, 2, model="frozen"))
 def test_frozen_parameters(pools, tmp_path, cell):
     loads_whole(pools, tmp_path, cell)
 
 
-@pytest.mark.fault("universal-buffers-frozen", symptom=symptoms.WeightsNotRestored)
+@fault("universal-buffers-frozen", symptom=symptoms.WeightsNotRestored)
 @of(bf16(2, model="frozen"), bf16(3, model="frozen"), bf16(3, 2, model="frozen"))
 def test_frozen_parameters_on_other_ranks(pools, tmp_path, cell):
     loads_elsewhere(pools, tmp_path, cell)
 
 
-@pytest.mark.fault("universal-buffers-frozen", symptom=symptoms.WeightsNotRestored)
+@fault("universal-buffers-frozen", symptom=symptoms.WeightsNotRestored)
 def test_frozen_parameters_that_the_conversion_left_out(pools, tmp_path):
     story = UniversalStory(pools, bf16(3, model="frozen"), tmp_path).train_and_save()
     for path in tmp_path.glob(f"{CONVERTED}/zero/up.*/fp32.pt"):
@@ -143,14 +151,14 @@ def refuses_other_groups(pools, tmp_path, cell: UniversalCell, groups: int) -> N
         raise symptoms.GroupsNotRestored(f"{cell.groups} param groups were loaded into {groups}, and nothing said so")
 
 
-@pytest.mark.fault("universal-group-count", symptom=symptoms.GroupsNotRestored)
+@fault("universal-group-count", symptom=symptoms.GroupsNotRestored)
 @pytest.mark.parametrize("groups", (1, 3))
 @of(over_bf16(), bf16(2, 2), fp16(1), fp32(2))
 def test_another_number_of_param_groups_is_refused_at_stages_1_and_2(pools, tmp_path, cell, groups):
     refuses_other_groups(pools, tmp_path, cell, groups)
 
 
-@pytest.mark.fault("universal-group-count", symptom=symptoms.WeightsNotRestored)
+@fault("universal-group-count", symptom=symptoms.WeightsNotRestored)
 @of(over_bf16(), bf16(2, 2))
 def test_weights_alone_need_no_param_groups(pools, tmp_path, cell):
     story = UniversalStory(pools, cell, tmp_path).train_and_save()
@@ -185,7 +193,7 @@ STAGES_1_2 = (over_bf16(), bf16(1, 2), bf16(2), fp16(2, 2), fp32(1))
 LOADS = {"noopt": NOOPT, "module": MODULE_ONLY, "both": BOTH}
 
 
-@pytest.mark.fault("universal-module-only", symptom=symptoms.MomentsNotFresh)
+@fault("universal-module-only", symptom=symptoms.MomentsNotFresh)
 @pytest.mark.parametrize("load", (NOOPT, MODULE_ONLY), ids=("noopt", "module"))
 @of(*STAGES_1_2)
 def test_no_optimizer_states(pools, tmp_path, cell, load):
@@ -193,7 +201,7 @@ def test_no_optimizer_states(pools, tmp_path, cell, load):
     story.check_weights(story.resume(load), counters=load is NOOPT)
 
 
-@pytest.mark.fault("universal-module-only", symptom=symptoms.MomentsNotRestored)
+@fault("universal-module-only", symptom=symptoms.MomentsNotRestored)
 @of(over_bf16(), bf16(2, 2))
 def test_an_engine_keeps_its_own_optimizer_states(pools, tmp_path, cell):
     story = UniversalStory(pools, cell, tmp_path).train_and_save()
@@ -201,11 +209,7 @@ def test_an_engine_keeps_its_own_optimizer_states(pools, tmp_path, cell):
 
 
 # 0.18 looks at what is wanted under ZeRO-3 no more than elsewhere
-@(
-    pytest.mark.guard
-    if RELEASE >= (0, 19)
-    else pytest.mark.fault("universal-module-only", symptom=symptoms.MomentsNotFresh)
-)
+@(pytest.mark.guard if RELEASE >= (0, 19) else fault("universal-module-only", symptom=symptoms.MomentsNotFresh))
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 @of(bf16(3), fp16(3, 2))
 def test_no_optimizer_states_under_zero3(pools, tmp_path, cell, load):
@@ -220,14 +224,14 @@ def test_no_optimizer_states_under_zero3(pools, tmp_path, cell, load):
 MUON = (bf16(2, optimizer="muon"), bf16(3, optimizer="muon")) if RELEASE >= (0, 19) else ()
 
 
-@pytest.mark.fault("universal-other-optimizers", symptom=crash("KeyError", "exp_avg"))
+@fault("universal-other-optimizers", symptom=crash("KeyError", "exp_avg"))
 @of(over_bf16(optimizer="momentum"), bf16(2, 2, optimizer="momentum"), bf16(3, optimizer="momentum"),
     fp16(3, 2, optimizer="momentum"), fp16(1, optimizer="sgd"), *MUON)  # fmt: skip
 def test_optimizers_other_than_adam(pools, tmp_path, cell):
     loads_whole(pools, tmp_path, cell)
 
 
-@pytest.mark.fault("universal-other-optimizers", symptom=crash("KeyError", "exp_avg"))
+@fault("universal-other-optimizers", symptom=crash("KeyError", "exp_avg"))
 @of(bf16(2, optimizer="momentum"), bf16(3, 2, optimizer="momentum"))
 def test_optimizers_other_than_adam_on_other_ranks(pools, tmp_path, cell):
     loads_elsewhere(pools, tmp_path, cell)
@@ -251,13 +255,13 @@ def test_adam_with_another_scalar(pools, tmp_path, cell):
     loads_whole(pools, tmp_path, cell)
 
 
-@pytest.mark.fault("universal-other-optimizers", symptom=crash("KeyError", "0"))
+@fault("universal-other-optimizers", symptom=crash("KeyError", "0"))
 @of(bf16(3, optimizer="sgd"), bf16(3, 2, optimizer="sgd"))
 def test_optimizers_without_states_under_zero3(pools, tmp_path, cell):
     loads_whole(pools, tmp_path, cell)
 
 
-@pytest.mark.fault("universal-other-optimizers", symptom=crash("KeyError", "0"))
+@fault("universal-other-optimizers", symptom=crash("KeyError", "0"))
 @of(bf16(3), bf16(3, 2))
 def test_before_the_first_step(pools, tmp_path, cell):
     loads_whole(pools, tmp_path, cell, steps=0)
@@ -266,7 +270,7 @@ def test_before_the_first_step(pools, tmp_path, cell):
 # --- another precision ---
 
 
-@pytest.mark.fault("universal-loss-scale", symptom=symptoms.LossScaleNotRestored)
+@fault("universal-loss-scale", symptom=symptoms.LossScaleNotRestored)
 @of(bf16(1), bf16(2, 2), fp32(2), bf16(3, groups=1), fp32(3, 2, groups=1))
 def test_fp16_keeps_its_dynamic_loss_scale(pools, tmp_path, cell):
     story = UniversalStory(pools, cell, tmp_path).train_and_save()
