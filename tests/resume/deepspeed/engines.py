@@ -11,6 +11,7 @@ from resume.deepspeed import compat, models
 from resume.oracle import Snapshot
 
 GATE = "gate.wg.weight"
+NODE_LOCAL = "use_node_local_storage"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -22,7 +23,8 @@ class Cell:
     ``optimizer``: adamw (torch), fused (DeepSpeed's FusedAdam).  ``grad_accum``: None (the default) or "fp32",
     which picks BF16_Optimizer at stage 1.  ``load_from_fp32``: the ZeRO option ``load_from_fp32_weights``.
     ``lr``: the first group's learning rate.  ``scheduler``: whether a WarmupLR scheduler runs.
-    ``elastic``: the ZeRO option ``elastic_checkpoint``.
+    ``options``: further ones that are on, of the ZeRO section (``round_robin_gradients``, ``elastic_checkpoint``) or
+    of the checkpoint section (``use_node_local_storage``).
     """
 
     precision: str = "bf16"
@@ -34,7 +36,7 @@ class Cell:
     load_from_fp32: bool | None = None
     lr: float = 1e-2
     scheduler: bool = False
-    elastic: bool = False
+    options: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -42,7 +44,8 @@ class Cell:
         parts += [self.model] * (self.model != "dense") + [self.optimizer] * (self.optimizer != "adamw")
         parts += [f"accum-{self.grad_accum}"] * (self.grad_accum is not None)
         parts += [f"fromfp32-{str(self.load_from_fp32).lower()}"] * (self.load_from_fp32 is not None)
-        parts += ["scheduler"] * self.scheduler + ["elastic"] * self.elastic
+        parts += ["scheduler"] * self.scheduler
+        parts += [option.replace("_", "") for option in self.options]
         return "-".join(parts)
 
     @property
@@ -63,8 +66,7 @@ def config(cell: Cell) -> dict:
         )
     if cell.load_from_fp32 is not None:
         zero["load_from_fp32_weights"] = cell.load_from_fp32
-    if cell.elastic:
-        zero["elastic_checkpoint"] = True
+    zero.update({option: True for option in cell.options if option != NODE_LOCAL})
     result = {
         "train_micro_batch_size_per_gpu": models.BATCH,
         "gradient_accumulation_steps": 1,
@@ -76,6 +78,8 @@ def config(cell: Cell) -> dict:
         result["bf16"] = {"enabled": True}
     if cell.precision == "fp16":
         result["fp16"] = {"enabled": True, "loss_scale": 0, "initial_scale_power": 8, "loss_scale_window": 2}
+    if NODE_LOCAL in cell.options:
+        result["checkpoint"] = {NODE_LOCAL: True}
     if cell.grad_accum:
         result["data_types"] = {"grad_accum_dtype": cell.grad_accum}
     if cell.scheduler:

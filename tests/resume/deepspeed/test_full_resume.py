@@ -14,8 +14,10 @@ def test_full_resume_is_exact(pools, tmp_path, cell):
     story.check_full(story.resume())
 
 
-ELASTIC = [Cell("bf16", 1, 2, elastic=True), Cell("fp16", 2, 1, elastic=True), Cell("fp32", 1, 1, elastic=True)]
-ELASTIC = [pytest.param(cell, id=cell.id) for cell in ELASTIC]
+ON = {"options": ("elastic_checkpoint",)}
+ELASTIC = [
+    pytest.param(cell, id=cell.id) for cell in (Cell("bf16", 1, 2, **ON), Cell("fp16", 2, **ON), Cell("fp32", 1, **ON))
+]
 
 
 @pytest.mark.fault("elastic-step", symptom=crash("AssertionError"))
@@ -29,4 +31,4 @@ def test_elastic_checkpoint_resumes(pools, tmp_path, cell):
 @pytest.mark.parametrize("cell", ELASTIC)
 def test_elastic_checkpoint_resumes_without_the_option(pools, tmp_path, cell):
     story = Story(pools, cell, tmp_path).train_and_save()
-    story.check_full(story.resume(cell=variant(cell, elastic=False)))
+    story.check_full(story.resume(cell=variant(cell, options=())))

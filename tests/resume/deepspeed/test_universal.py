@@ -100,6 +100,17 @@ def test_frozen_parameters_that_the_conversion_left_out(pools, tmp_path):
             raise
 
 
+# --- round robin ---
+
+ROUND_ROBIN = {"options": ("round_robin_gradients",)}
+
+
+@fault("round-robin-links", symptom=symptoms.WeightsNotRestored)
+@of(bf16(2, 2, **ROUND_ROBIN), fp32(1, 2, **ROUND_ROBIN))
+def test_parameters_have_their_own_names_under_round_robin(pools, tmp_path, cell):
+    loads_elsewhere(pools, tmp_path, cell)
+
+
 # --- several nodes ---
 
 
