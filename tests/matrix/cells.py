@@ -135,6 +135,11 @@ RULES: tuple[Rule, ...] = (
         lambda c, v: c.how.situation in ("accum", "overflow") and c.model.startswith("pipe"),
     ),
     Rule(
+        "pipeline-custom",
+        "upstream asserts that custom_load_fn is not supported with pipelines, whose layers have a file each",
+        lambda c, v: c.how.situation == "custom" and c.model.startswith("pipe"),
+    ),
+    Rule(
         "moe-zero3",
         "upstream documents MoE layers for ZeRO stages 0-2",
         lambda c, v: c.model == "moe" and 3 in (c.stage, c.into_stage),

@@ -18,6 +18,8 @@ from matrix.cells import Cell
 
 # further steps at another stage or world size: kernels round the ends of differently cut tensors differently
 TOLERANCE = 1e-5
+# by model, what the names of frozen parameters begin with
+FROZEN = {"frozen": "up.", "lora": "base."}
 FURTHER = ("weights", "masters", "partitions", "moments", "step", "groups", "scale")
 
 
@@ -34,6 +36,11 @@ class State:
 def same_run(cell: Cell) -> bool:
     """Whether a full load goes on exactly as the run that saved."""
     low = not dict(cell.loaded_by.zero).get("load_from_fp32_weights", True)
+    if cell.how.save.get("exclude_frozen_parameters"):
+        return False  # the frozen weights are the loading engine's own
+    if cell.model.startswith("pipe") and cell.precision == "bf16" and 0 in (cell.stage, cell.into_stage):
+        # without ZeRO these sum their gradients in fp32, with it in bf16
+        return cell.stage == cell.into_stage and cell.how.scheduler and not low
     return cell.how.scheduler and not low and not set(cell.how.into) - {"stage", "checkpoint"}
 
 
@@ -61,7 +68,7 @@ def after_load(state: State) -> tuple[list[Difference], bool]:
         buffers={**before.buffers, **_cast(saved.buffers, loaded.buffers)},
     )
     if mode.save.get("exclude_frozen_parameters"):
-        kept = {n: t for n, t in before.weights.items() if n not in saved.masters}
+        kept = {n: t for n, t in before.weights.items() if n.startswith(FROZEN[cell.model])}
         own = replace(own, weights={**own.weights, **kept})
     own = replace(own, scheduler=saved.scheduler if mode.scheduler else before.scheduler)
     if not mode.counters:

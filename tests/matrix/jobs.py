@@ -134,7 +134,7 @@ def _load_and_compare(cell: Cell, folder: str, saved: str) -> dict:
     mode, setup = cell.how, cell.loaded_by
     views = _views(folder, _rank() if cell.worlds[0] == cell.worlds[1] else 0)
     if mode.how == "to32":
-        return _exported(views, saved, mode)
+        return _exported(views, saved, cell)
     if mode.how == "save16":
         return _saved16(views, folder)
     named = not cell.same_layout
@@ -219,13 +219,20 @@ def _resaved(engine, setup: Setup, saved: str, first: Snapshot, named: bool) -> 
     return _report("load again", oracle.differences(first, _view(second, client, named)), again)
 
 
-def _exported(views: dict, saved: str, mode: Mode) -> dict:
+def _exported(views: dict, saved: str, cell: Cell) -> dict:
+    """The export against what this rank had: fp32 masters, and frozen weights in the dtype that they were saved in."""
     from deepspeed.utils import zero_to_fp32
 
     with _quiet():
-        found = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(saved, **mode.load)
-    want = {n: t.float() for n, t in {**views["saved"].weights, **views["saved"].masters}.items()}
-    return _report("export", expected.exported(want, views["saved"].buffers, found, torch.float32), saved)
+        found = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(saved, **cell.how.load)
+    view = views["saved"]
+    want = {n: t.float() for n, t in {**view.weights, **view.masters}.items()}
+    own = f".deepspeed_experts.{_rank()}." if cell.model == "moe" else ""  # each rank calls its expert the first one
+    want = {n.replace(".deepspeed_experts.0.", own) if own else n: t for n, t in want.items()}
+    found = {n: t.float() if n in view.weights and n not in view.masters else t for n, t in found.items()}
+    if cell.saved_by.world > 1 and cell.model in ("moe", "pipe2"):  # the others' layers are for them to compare
+        found = {n: t for n, t in found.items() if n in want or n in view.buffers}
+    return _report("export", expected.exported(want, view.buffers, found, torch.float32), saved)
 
 
 def _saved16(views: dict, folder: str) -> dict:

@@ -48,6 +48,16 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
         "holds optimizer states of another precision or optimizer, but not those of",
         "the wrappers of stage 0 keep a state for each precision's optimizer, by position, that no other one reads",
     ),
+    (
+        "elastic-world-size",
+        "they were saved with zero_optimization.elastic_checkpoint, without their param groups",
+        "elastic shards hold no param groups, so there is nothing to say which parameters a flat tensor is of",
+    ),
+    (
+        "experts-to-stage0",
+        "expp_rank_",
+        "as zero-to-stage0: the optimizer states of experts are in ZeRO's files",
+    ),
 )
 
 _ADVICE = re.compile(
