@@ -6,8 +6,7 @@ None of this touches saving or loading.  On a machine with CUDA nothing here is 
 * The CPU accelerators name a ``ccl`` backend, or build an shm reduce op; both become plain gloo.
 * fp16 is reported as unsupported on most CPUs; torch computes it all the same.
 * <= 0.12 finds gradients by ``Tensor.type()`` names that no CPU tensor has.
-* Collectives that are waited for by the last of them, as CUDA's streams allow and gloo's independent handles do not
-  (up to 0.18).
+* Collectives that are waited for by the last of them, as CUDA's streams allow and gloo's independent handles do not.
 * 0.13 to 0.18 make a tensor of a number with ``FloatTensor``, which CUDA's accelerator takes for a value.
 * Up to 0.18, gathers go into views with autograd on, which gloo's kernels refuse.
 * FusedAdam's kernel is CUDA's: ``resume.standin.fused_adam`` takes its place.
@@ -112,9 +111,8 @@ def _after_import() -> None:
 
     if hasattr(comm_torch, "build_shm_op"):
         comm_torch.build_shm_op = lambda: None
-    if _version() <= (0, 18):
-        for name in ("all_gather_into_tensor", "all_gather", "broadcast", "all_reduce", "reduce_scatter_tensor"):
-            setattr(comm_torch.TorchBackend, name, _without_autograd(getattr(comm_torch.TorchBackend, name)))
+    for name in ("all_gather_into_tensor", "all_gather", "broadcast", "all_reduce", "reduce_scatter_tensor"):
+        setattr(comm_torch.TorchBackend, name, _without_autograd(getattr(comm_torch.TorchBackend, name)))
     if _version() <= (0, 12):
         engine.split_half_float_double_sparse = _split_by_dtype
 
@@ -132,7 +130,7 @@ def _after_import() -> None:
 
 @functools.cache
 def prepare() -> None:
-    """Import DeepSpeed with its bridges, and torch's compiler, which the first optimizer step would import."""
+    """Import DeepSpeed with its bridges, and torch's compiler, which the first optimizer and its step would import."""
     torch.set_num_threads(1)
     if torch.cuda.is_available():
         import deepspeed
@@ -143,6 +141,8 @@ def prepare() -> None:
         _accelerator()
         _after_import()
     importlib.import_module("torch._dynamo")
+    with contextlib.suppress(ModuleNotFoundError):  # Muon's functions are compiled ones, and every release looks at it
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     gc.collect()
     gc.freeze()  # DeepSpeed collects garbage ten times an engine, each time over every module it imported

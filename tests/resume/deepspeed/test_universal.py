@@ -102,7 +102,7 @@ def test_frozen_parameters_that_the_conversion_left_out(pools, tmp_path):
 
 # --- round robin ---
 
-ROUND_ROBIN = {"options": ("round_robin_gradients",)}
+ROUND_ROBIN = {"options": ("round_robin_gradients",), "model": "dense"}  # of more than two parameters in a group
 
 
 @fault("round-robin-links", symptom=symptoms.WeightsNotRestored)
