@@ -9,6 +9,8 @@ None of this touches saving or loading.  On a machine with CUDA nothing here is 
 * Collectives that are waited for by the last of them, as CUDA's streams allow and gloo's independent handles do not.
 * 0.13 to 0.18 make a tensor of a number with ``FloatTensor``, which CUDA's accelerator takes for a value.
 * Up to 0.18, gathers go into views with autograd on, which gloo's kernels refuse.
+* Scripted functions, such as those of MoE gates, run as they are written: torch fuses them from a process' third call on,
+  and then they round otherwise than in the steps before.
 * FusedAdam's kernel is CUDA's: ``resume.standin.fused_adam`` takes its place.
 """
 
@@ -44,6 +46,7 @@ def _version() -> tuple[int, int]:
 def _before_import() -> None:
     os.environ["DS_ACCELERATOR"] = "cpu"
     os.environ.setdefault("DS_SKIP_CUDA_CHECK", "1")
+    torch.jit._state.disable()
     _stub("intel_extension_for_pytorch", __version__="0.0.stub")
     if _version() <= (0, 13):
         _stub("oneccl_bindings_for_pytorch")
