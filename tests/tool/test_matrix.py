@@ -7,9 +7,10 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from carry import matrix
+from carry import matrix, matrixtable
 from carry.errors import UserError
 from carry.paths import House
 from carry.schema import fault_in, write_document
@@ -261,3 +262,48 @@ def test_the_committed_slice_names_cells_and_its_known_causes_have_reasons(cells
         assert matching(cells, pattern), pattern
     for pin in ("deepspeed 0.12.6", "deepspeed 0.19.8"):
         assert all(isinstance(reason, str) and reason for reason in matrix.known(House(ROOT), pin).values())
+
+
+# the counts that are kept
+
+
+class Pin(SimpleNamespace):
+    def __str__(self) -> str:
+        return f"{self.upstream.name} {self.version}"
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch):
+    pin = Pin(upstream=SimpleNamespace(name="deepspeed"), version="0.19.8", stacks=("s",), folder=tmp_path / "pin")
+    pin.folder.mkdir()
+    monkeypatch.setattr(matrixtable, "all_pins", lambda house: [pin])
+    (tmp_path / "README.md").write_text(f"before\n{matrixtable.BEGIN}\nold\n{matrixtable.END}\nafter\n")
+    return House(tmp_path), pin
+
+
+def run_of(house: House, flavour: str, *rows: dict, **changes) -> None:
+    made = {**document(*rows, flavour=flavour), "wheel": {"file": "d-0.19.8+x-py3.whl", "sha256": "0" * 64}, **changes}
+    write_document(made, "matrix", house.matrices / f"deepspeed-0.19.8-{flavour}-s.json")
+
+
+def test_counts_of_whole_runs_are_kept_and_shown(kept):
+    house, pin = kept
+    run_of(house, "pristine", row(A, "silent-wrong"), row(B, "crash"))
+    assert matrixtable.record(house) == [pin.folder / "matrix.json", house.root / "README.md"]
+    run_of(house, "patched", row(A, "exact"), row(B, "clear-error"))
+    matrixtable.record(house)
+    lines = (house.root / "README.md").read_text().splitlines()
+    assert (lines[0], lines[-1]) == ("before", "after") and "old" not in lines
+    command = "make matrix UPSTREAM=deepspeed VERSION=0.19.8"
+    assert f"| deepspeed 0.19.8 | 0.19.8+x | 2 | 1 | 1 | 0 | 0 | 0 | `{command} FLAVOUR=pristine` |" in lines
+    assert f"| deepspeed 0.19.8 | 0.19.8+x | 2 | 0 | 0 | 0 | 1 | 1 | `{command}` |" in lines
+    assert matrixtable.record(house) == []
+
+
+def test_a_part_is_not_kept_and_a_readme_without_its_mark_is_refused(kept):
+    house, pin = kept
+    run_of(house, "patched", row(A, "exact"), selection="slice")
+    matrixtable.record(house)
+    assert matrixtable.recorded(pin) == {}
+    with pytest.raises(UserError, match="no <!-- end of matrix -->"):
+        matrixtable.with_table(f"before {matrixtable.BEGIN}", house)
