@@ -69,7 +69,7 @@ def _pin(house: House, owner: Upstream, version: str) -> Iterator[str]:
     if not (folder / "pin.toml").exists():
         yield f"{house.relative(folder)}:1: orphan folder without pin.toml; add one, or remove the folder"
         return
-    yield from _strays(house, folder, {"pin.toml", "proof.json"}, "*.patch")
+    yield from _strays(house, folder, {"pin.toml", "proof.json", "matrix.json"}, "*.patch")
     try:
         pin = load_pin(house, owner.name, version)
     except UserError as error:
@@ -272,6 +272,7 @@ def proof_findings(house: House, pin: Pin, series: Sequence[Patch]) -> Iterator[
 
 def readme_findings(house: House) -> Iterator[str]:
     """The README's table is the one that the committed proofs give."""
+    from carry.matrixtable import with_table
     from carry.report import with_status
 
     path = house.root / "README.md"
@@ -281,6 +282,8 @@ def readme_findings(house: House) -> Iterator[str]:
     try:
         if with_status(text, house) != text:
             yield "README.md:1: the status table is not that of the committed proofs; run `make record`"
+        if with_table(text, house) != text:
+            yield "README.md:1: the table of the matrix is not that of the committed counts; run `make record`"
     except UserError as error:
         yield str(error)
 
