@@ -38,9 +38,24 @@ def short_lived_ranks(request, tests_done):
 
 
 def pytest_collection_modifyitems(config, items):
-    if RELEASE >= (0, 18):
-        return
-    out = [i for i in items if i.get_closest_marker("guard") and i.path.stem.removeprefix("test_") in NEW]
+    out = [item for item in items if _guards_new(item) or _has_no_bf16_optimizer(item)]
     if out:
         config.hook.pytest_deselected(items=out)
         items[:] = [item for item in items if item not in out]
+
+
+def _is_new(item) -> bool:
+    return item.path.stem.removeprefix("test_") in NEW
+
+
+def _guards_new(item) -> bool:
+    return RELEASE < (0, 18) and _is_new(item) and item.get_closest_marker("guard") is not None
+
+
+def _has_no_bf16_optimizer(item) -> bool:
+    """0.17 takes a wrapper of fp16 in place of BF16_Optimizer: one fault, with tests of its own, hides the others'."""
+    params = getattr(item, "callspec", None)
+    cell = params and params.params.get("cell", getattr(params.params.get("case"), "cell", None))
+    fault = item.get_closest_marker("fault")
+    own = fault is not None and fault.args[0] == "bf16-accum-any-load"
+    return RELEASE == (0, 17) and _is_new(item) and not own and getattr(cell, "grad_accum", None) == "fp32"

@@ -20,14 +20,17 @@ ELASTIC = [
 ]
 
 
-@pytest.mark.fault("elastic-step", symptom=crash("AssertionError"))
+UNSAVED = crash("IndexError", "0-dim tensor")  # up to 0.17, where the checkpoint is saved
+
+
+@pytest.mark.fault("elastic-step", symptom=(crash("AssertionError"), UNSAVED))
 @pytest.mark.parametrize("cell", ELASTIC)
 def test_elastic_checkpoint_resumes(pools, tmp_path, cell):
     story = Story(pools, cell, tmp_path).train_and_save()
     story.check_full(story.resume())
 
 
-@pytest.mark.fault("elastic-step", symptom=crash("KeyError", "base_optimizer_state_step"))
+@pytest.mark.fault("elastic-step", symptom=(crash("KeyError", "base_optimizer_state_step"), UNSAVED))
 @pytest.mark.parametrize("cell", ELASTIC)
 def test_elastic_checkpoint_resumes_without_the_option(pools, tmp_path, cell):
     story = Story(pools, cell, tmp_path).train_and_save()

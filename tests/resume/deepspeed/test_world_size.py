@@ -14,7 +14,7 @@ import pytest
 
 from resume import oracle, symptoms
 from resume.deepspeed.engines import Cell
-from resume.deepspeed.story import OWN_FILES, Story, variant
+from resume.deepspeed.story import OWN_FILES, RELEASE, Story, variant
 from resume.deepspeed.world_size import Case
 from resume.symptoms import crash
 
@@ -66,7 +66,7 @@ def optimizer_files(opened: list[str]) -> list[int]:
 
 
 @fault()
-@pytest.mark.parametrize("stage", (1, 3))
+@pytest.mark.parametrize("stage", (3,) if RELEASE == (0, 17) else (1, 3))  # 0.17 cannot train the other on 3 ranks
 def test_only_the_shards_that_are_needed_are_read(pools, tmp_path, stage):
     case = Case(3, 2, Cell("bf16", stage))
     pools(3).run(of("train_and_save"), case=case, folder=str(tmp_path))
