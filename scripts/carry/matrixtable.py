@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from carry.errors import UserError
 from carry.matrix import read
 from carry.paths import House
 from carry.pins import Pin, all_pins
+from carry.report import replace_text
 from carry.wheels import FLAVOURS
 
 BEGIN, END = "<!-- matrix: made by `make record` -->", "<!-- end of matrix -->"
@@ -30,10 +30,10 @@ def record(house: House) -> list[Path]:
                 document = read(path)
                 if document["selection"] == "default":
                     kept[flavour] = _kept(document)
-        if kept and _replace(pin.folder / "matrix.json", json.dumps(kept, indent=1, sort_keys=True) + "\n"):
+        if kept and replace_text(pin.folder / "matrix.json", json.dumps(kept, indent=1, sort_keys=True) + "\n"):
             written.append(pin.folder / "matrix.json")
     readme = house.root / "README.md"
-    if _replace(readme, with_table(readme.read_text(encoding="utf-8"), house)):
+    if replace_text(readme, with_table(readme.read_text(encoding="utf-8"), house)):
         written.append(readme)
     return written
 
@@ -90,12 +90,3 @@ def _kept(document: Mapping) -> dict:
         "coverage": document["coverage"],
         "counts": document["counts"],
     }
-
-
-def _replace(path: Path, text: str) -> bool:
-    if path.exists() and path.read_text(encoding="utf-8") == text:
-        return False
-    beside = path.with_name(path.name + ".new")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
-    return True

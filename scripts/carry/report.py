@@ -117,9 +117,9 @@ def record(house: House, pins: Sequence[Pin]) -> list[Path]:
         if document["verdict"] != "proven":
             raise UserError(f"{pin}: {house.relative(path)} says unproven; mend the patch or its test, then {again}")
         fresh[pin.folder / "proof.json"] = _stable(document)
-    written = [path for path, text in fresh.items() if _replace(path, text)]
+    written = [path for path, text in fresh.items() if replace_text(path, text)]
     readme = house.root / "README.md"
-    if _replace(readme, with_status(readme.read_text(encoding="utf-8"), house)):
+    if replace_text(readme, with_status(readme.read_text(encoding="utf-8"), house)):
         written.append(readme)
     return written
 
@@ -179,7 +179,8 @@ def _stable(document: dict) -> str:
     return json.dumps(kept, indent=1, sort_keys=True) + "\n"
 
 
-def _replace(path: Path, text: str) -> bool:
+def replace_text(path: Path, text: str) -> bool:
+    """Write `text` to `path` whole or not at all; False where it has that text already."""
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return False
     beside = path.with_name(path.name + ".new")
