@@ -38,9 +38,8 @@ def same_run(cell: Cell) -> bool:
     low = not dict(cell.loaded_by.zero).get("load_from_fp32_weights", True)
     if cell.how.save.get("exclude_frozen_parameters"):
         return False  # the frozen weights are the loading engine's own
-    if cell.model.startswith("pipe") and cell.precision == "bf16" and 0 in (cell.stage, cell.into_stage):
-        # without ZeRO these sum their gradients in fp32, with it in bf16
-        return cell.stage == cell.into_stage and cell.how.scheduler and not low
+    if cell.model.startswith("pipe") and cell.precision == "bf16" and (cell.stage == 0) != (cell.into_stage == 0):
+        return False  # without ZeRO these sum their gradients in fp32, with it in bf16
     return cell.how.scheduler and not low and not set(cell.how.into) - {"stage", "checkpoint"}
 
 

@@ -53,11 +53,6 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
         "they were saved with zero_optimization.elastic_checkpoint, without their param groups",
         "elastic shards hold no param groups, so there is nothing to say which parameters a flat tensor is of",
     ),
-    (
-        "experts-to-stage0",
-        "expp_rank_",
-        "as zero-to-stage0: the optimizer states of experts are in ZeRO's files",
-    ),
 )
 
 _ADVICE = re.compile(
