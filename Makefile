@@ -13,6 +13,8 @@ TO =
 BEHAVIOUR =
 TESTS =
 WRITE =
+TEXT =
+WHOLE =
 # The shell takes the values from its environment, so that it reads no quote of theirs as its own.
 export UPSTREAM VERSION FAULT FLAVOUR CELLS PORT PIN FROM TO BEHAVIOUR TESTS
 
@@ -20,8 +22,8 @@ CARRY := .venv/bin/python -m carry.cli
 WHICH := --upstream "$$UPSTREAM" --version "$$VERSION"
 
 .DEFAULT_GOAL := help
-.PHONY: help ready build-wheels test test-tool test-resume test-client prove matrix matrix-full matrix-all matrix-slice index serve \
-	apply refresh lint bench record bump replay plan doctor clean
+.PHONY: help ready build-wheels test test-tool test-resume test-client prove matrix matrix-full matrix-all matrix-slice leave-one-out \
+	index serve apply refresh lint bench bench-load record bump replay plan doctor clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1 | \2/p' Makefile | awk -F ' [|] ' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -29,7 +31,7 @@ help: ## print this list
 build-wheels: ready ## build the patched and pristine wheels of every pin, or of UPSTREAM= VERSION=
 	@$(CARRY) build-wheels $(WHICH)
 
-test: ready ## lint, the tool, every pin red and green, the index, a real pip and uv
+test: ready ## lint, the tool, every pin red and green, a slice of the matrix, the index, a real pip and uv
 	@$(CARRY) test
 
 test-tool: ready ## test the tool: offline, seconds
@@ -43,6 +45,9 @@ test-client: ready ## install from dist/simple/ with pip and uv, as a user would
 
 prove: ready ## run the regression tests on both flavours and write dist/proofs/
 	@$(CARRY) prove $(WHICH)
+
+leave-one-out: ready ## leave each patch of UPSTREAM= VERSION= FAULT= out: its own tests must miss it; TEXT=1, WHOLE=1, WRITE=1
+	@$(CARRY) leave-one-out $(WHICH) --fault "$$FAULT" $(if $(TEXT),--text) $(if $(WHOLE),--whole) $(if $(WRITE),--write)
 
 matrix: ready ## every way to resume UPSTREAM= VERSION=, pairwise; FLAVOUR=pristine, CELLS=pattern
 	@$(CARRY) matrix $(WHICH) --flavour "$$FLAVOUR" --cells "$$CELLS"
@@ -71,8 +76,11 @@ refresh: ready ## export the work tree of UPSTREAM= VERSION= back to its patch f
 lint: ready ## check every series against the rules
 	@$(CARRY) lint $(WHICH)
 
-bench: ready ## measure what the tool costs, as ratios
-	@$(CARRY) bench
+bench: ready ## measure what the tool and patched loads cost, as ratios; VERSION= of the loads
+	@$(CARRY) bench --version "$$VERSION"
+
+bench-load: ready ## only the loads
+	@$(CARRY) bench-load --version "$$VERSION"
 
 record: ready ## keep the proofs of this machine in patches/, and the README's table
 	@$(CARRY) record $(WHICH)

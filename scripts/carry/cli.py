@@ -103,7 +103,7 @@ def _test(house: House, args: argparse.Namespace) -> int:
     """Every part runs, whatever the others say; the first that failed gives the exit code."""
     from carry import report
 
-    everything = ["lint", "test-tool", "prove", "index", "test-client"]
+    everything = ["lint", "test-tool", "prove", "matrix-slice", "index", "test-client"]
     codes = {}
     for name in everything:
         codes[name] = main([name])
@@ -114,6 +114,33 @@ def _test(house: House, args: argparse.Namespace) -> int:
     if documents:
         print("\n" + report.table(documents))
     return next((code for code in codes.values() if code), 0)
+
+
+def _leave_one_out(house: House, args: argparse.Namespace) -> int:
+    """A line a patch as it is done, then what is not as it should be."""
+    from carry import leaveout, pins
+
+    chosen = leaveout.chosen(pins.all_pins(house, args.upstream or None, args.version or None), args.fault)
+    found = []
+    for pin, faults in chosen:
+        results = []
+        for one in leaveout.leave_out(house, pin, faults, run=not args.text, whole=args.whole):
+            results.append(one)
+            print(f"{pin}  {one.line()}", flush=True)
+        if args.write:
+            print("\n".join(f"written  {house.relative(path)}" for path in leaveout.declare(results)))
+        found += [f"{pin}: {finding}" for one in results for finding in one.findings()]
+        if not args.text and not args.fault:
+            print(f"written  {house.relative(leaveout.write(house, pin, results))}")
+    print("\n".join([*found, f"leave-one-out: {len(found)} finding{'s' * (len(found) != 1)}"]))
+    return 1 if found else 0
+
+
+def _left_out(parser: argparse.ArgumentParser) -> None:
+    _fault(parser)
+    parser.add_argument("--text", action="store_true", help="only whether the others still go on; runs no test")
+    parser.add_argument("--write", action="store_true", help="write the `Depends:` trailers that are missing")
+    parser.add_argument("--whole", action="store_true", help="run the tests of all others too: hours a pin")
 
 
 def _built(house: House, args: argparse.Namespace):
@@ -234,13 +261,33 @@ def _port(parser: argparse.ArgumentParser) -> None:
 def _bench(house: House, args: argparse.Namespace) -> int:
     from carry.bench import bench
     from carry.measure import table
+    from carry.pins import upstream_names
 
     print(table(bench(house, args.rounds)))
-    return 0
+    return _bench_load(house, args) if "deepspeed" in upstream_names(house) else 0
+
+
+def _bench_load(house: House, args: argparse.Namespace) -> int:
+    """The newest pin's loads, or those of the pins asked for; 1 where a patched load costs more than it may."""
+    from carry import loadbench
+
+    newest = not args.version
+    args.upstream = "deepspeed"
+    chosen, built = _built(house, args)
+    missed = False
+    for pin in chosen[-1:] if newest else chosen:
+        with locked(house.build / "sites", f"carry {args.command}", say):
+            loads = loadbench.measure(house, pin, built, min(args.rounds, loadbench.ROUNDS))
+        print(f"\n{loadbench.table(pin, loads)}")
+        missed = missed or not all(load.met for load in loads)
+    return 1 if missed else 0
 
 
 def _rounds(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="slow ones take 3 at most")
+    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="slow ones take fewer")
+    parser.add_argument(
+        "--version", default="", metavar="VERSION", help="whose loads; DeepSpeed's newest pin by default"
+    )
 
 
 def _record(house: House, args: argparse.Namespace) -> int:
@@ -362,6 +409,7 @@ COMMANDS: dict[str, Command] = {
     "test-resume": Command("run the regression tests of pins, or of one fault, on both flavours", _prove, _fault),
     "test-client": Command("install from the published index with pip and uv, as a user would", _test_client, _nothing),
     "prove": Command("run the regression tests on both flavours and write dist/proofs/", _prove, _pins),
+    "leave-one-out": Command("leave each patch out: its tests must miss it", _leave_one_out, _left_out),
     "matrix": Command("run every way to resume, pairwise, and write dist/matrix/", _matrix, _cells),
     "matrix-full": Command("the same with every combination: hours", _matrix, _cells),
     "matrix-all": Command("the matrix of every pin, both flavours", _matrix_all, _pins),
@@ -370,6 +418,7 @@ COMMANDS: dict[str, Command] = {
     "index": Command("publish proven wheels to dist/simple/", _index, _pins, writes=True),
     "serve": Command("serve dist/simple/ on loopback", _serve, _port),
     "bench": Command("measure what the tool costs, as ratios", _bench, _rounds),
+    "bench-load": Command("measure what patched loads cost against pristine ones", _bench_load, _rounds),
     "record": Command("keep this machine's proofs in patches/ and in the README's table", _record, _pins, writes=True),
     "bump": Command("judge every patch of a pin against a release of upstream's", _bump, _bump_arguments),
     "replay": Command("carry the set through upstream's releases, in order", _replay, _replay_arguments),

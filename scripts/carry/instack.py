@@ -15,8 +15,11 @@ from carry.paths import House
 from carry.progress import say
 
 
-def call(house: House, command: list[str], paths: Sequence[Path], name: str, limit_s: int) -> int:
-    """Run `command` with its progress on the terminal, and all of its output in build/logs/<name>.log; its exit code.
+def call(
+    house: House, command: list[str], paths: Sequence[Path], name: str, limit_s: int, *, quiet: bool = False
+) -> int:
+    """Run `command` with its progress on the terminal, unless `quiet`, and all of its output in
+    build/logs/<name>.log; its exit code.
 
     `paths` go on PYTHONPATH, the site folder first. The command and its children end with it, or after `limit_s`
     seconds, which raises CouldNotRun.
@@ -47,7 +50,8 @@ def call(house: House, command: list[str], paths: Sequence[Path], name: str, lim
         try:
             for line in process.stdout:
                 handle.write(line)
-                say(line.decode(errors="replace").rstrip("\n"))
+                if not quiet:
+                    say(line.decode(errors="replace").rstrip("\n"))
             code = process.wait()
         finally:
             late.cancel()

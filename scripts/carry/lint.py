@@ -19,7 +19,7 @@ from carry.trees import release, temporary_index
 
 # trailer -> may it repeat
 _REQUIRED = {"Fault": False, "Affects": True, "Upstream-Status": False, "Proof": True}
-_OPTIONAL = {"Bug": True, "Signed-off-by": True}
+_OPTIONAL = {"Bug": True, "Depends": True, "Signed-off-by": True}
 _KNOWN = _REQUIRED | _OPTIONAL
 _URL = r"https?://\S+"
 _STATUSES = (
@@ -85,6 +85,7 @@ def _pin(house: House, owner: Upstream, version: str) -> Iterator[str]:
             unreadable.append(f"{house.relative(path.parent)}/{error}")
     yield from unreadable
     yield from _duplicates(house, series)
+    yield from _dependencies(house, series)
     for patch in series:
         yield from _trailers(house, pin, patch)
         yield from _files(house, pin, patch)
@@ -113,6 +114,19 @@ def _duplicates(house: House, series: Sequence[Patch]) -> Iterator[str]:
                 f"{house.relative(patch.path)}:{_line(patch, 'Fault')}: fault {patch.fault} already has "
                 f"{first[patch.fault].path.name}; one patch per fault, so join them"
             )
+
+
+def _dependencies(house: House, series: Sequence[Patch]) -> Iterator[str]:
+    """Each Depends names the fault of an earlier patch."""
+    earlier: set[str] = set()
+    for patch in series:
+        for trailer in patch.trailers:
+            if trailer.key == "Depends" and trailer.value not in earlier:
+                yield (
+                    f"{house.relative(patch.path)}:{trailer.line}: Depends {trailer.value!r} is the fault of no "
+                    "earlier patch of the series; write one that is"
+                )
+        earlier.add(patch.fault)
 
 
 def _trailers(house: House, pin: Pin, patch: Patch) -> Iterator[str]:

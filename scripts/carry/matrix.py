@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import hashlib
 import json
 import shlex
 import tempfile
@@ -82,10 +83,12 @@ def _run(house: House, pin: Pin, wheel: Wheel, select: str, cells: str) -> Resul
     folder = site(house, env, wheel.path.name, wheel.sha256)
     name = f"{pin.upstream.name}-{pin.version}-{wheel.flavour}-{env.stack.name}"
     say(f"running the matrix of {wheel.path.name} in {env.stack.name}")
+    rows = house.build / "matrix" / f"{name}-{select}-{_inputs(house, wheel, env.stack.sha256)}.jsonl"
     with tempfile.TemporaryDirectory(prefix="carry-matrix-") as scratch:
         out = Path(scratch) / "cells.json"
         command = [
             str(env.python), "-W", "ignore", "-m", "matrix.run", "--version", pin.version, "--out", str(out),
+            *(["--rows", str(rows)] if not cells else []),  # cells that are asked for by name run
             *(["--full"] if select == "full" else []), *(["--cells", cells] if cells else []),
         ]  # fmt: skip
         code = call(house, command, [folder, house.tests], f"matrix-{name}", _LIMIT_S[select])
@@ -113,7 +116,18 @@ def _run(house: House, pin: Pin, wheel: Wheel, select: str, cells: str) -> Resul
     # the file of the whole is not overwritten by a part
     path = house.matrices / ("" if select != "slice" and not cells else "part") / f"{name}.json"
     write_document(document, "matrix", path)
+    if not cells:
+        for old in rows.parent.glob(f"{name}-{select}-*.jsonl"):
+            old.unlink()
     return Result(document, path)
+
+
+def _inputs(house: House, wheel: Wheel, stack_sha256: str) -> str:
+    """What a row depends on: the wheel, the stack and the tests; rows of other inputs say nothing."""
+    digest = hashlib.sha256(f"{wheel.sha256} {stack_sha256}".encode())
+    for path in sorted(p for folder in ("matrix", "resume") for p in (house.tests / folder).rglob("*.py")):
+        digest.update(f"{path.relative_to(house.tests)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def counts(rows: Sequence[Mapping]) -> dict[str, int]:

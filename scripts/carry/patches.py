@@ -80,6 +80,11 @@ class Patch:
         return self.values("Affects")
 
     @property
+    def depends(self) -> tuple[str, ...]:
+        """Faults of earlier patches of the series that this one cannot do without."""
+        return self.values("Depends")
+
+    @property
     def upstream_status(self) -> str:
         return self._first("Upstream-Status")
 

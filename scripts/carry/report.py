@@ -181,9 +181,14 @@ def _stable(document: dict) -> str:
 
 def replace_text(path: Path, text: str) -> bool:
     """Write `text` to `path` whole or not at all; False where it has that text already."""
-    if path.exists() and path.read_text(encoding="utf-8") == text:
+    return replace_bytes(path, text.encode())
+
+
+def replace_bytes(path: Path, data: bytes) -> bool:
+    """As `replace_text`."""
+    if path.exists() and path.read_bytes() == data:
         return False
     beside = path.with_name(path.name + ".new")
-    beside.write_text(text, encoding="utf-8")
+    beside.write_bytes(data)
     os.replace(beside, path)
     return True

@@ -5,7 +5,10 @@ import functools
 
 from resume.deepspeed.compat import prepare
 
+from matrix import ops
+
 prepare()
+ops.use()
 with contextlib.suppress(ImportError):
     import cpuinfo
 

@@ -201,12 +201,37 @@ def row(cell: Cell, verdict: Verdict, seconds: float) -> dict[str, Any]:
     }
 
 
-def run(cells: Sequence[Cell], scratch: Path, workers: int, say) -> list[dict[str, Any]]:
-    """Every cell's row, in the order of ``cells``."""
+class Kept:
+    """Rows of cells that have run, a line each as they end: what an interrupted run has done is not done again."""
+
+    def __init__(self, path: Path | None):
+        self.rows: dict[str, dict] = {}
+        self._path, self._lock = path, threading.Lock()
+        if path is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        whole = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be cut
+        self.rows = {found["id"]: found for found in whole if found["class"] != "broken"}
+        path.write_text("".join(json.dumps(found) + "\n" for found in self.rows.values()))
+
+    def add(self, found: dict[str, Any]) -> None:
+        with self._lock:
+            self.rows[found["id"]] = found
+            if self._path:
+                with open(self._path, "a") as file:
+                    file.write(json.dumps(found) + "\n")
+
+
+def run(cells: Sequence[Cell], scratch: Path, workers: int, say, kept: Kept) -> list[dict[str, Any]]:
+    """Every cell's row, in the order of ``cells``; those that are in ``kept`` do not run."""
     todo: queue.SimpleQueue = queue.SimpleQueue()
-    for item in groups_of(cells):
+    rows = kept.rows
+    for item in groups_of(cell for cell in cells if cell.id not in rows):
         todo.put(item)
-    rows: dict[str, dict] = {}
+    before = sum(cell.id in rows for cell in cells)
+    if before:
+        say(f"{before} of {len(cells)} cells were run before the last run was interrupted")
     failures: list[BaseException] = []
 
     def work() -> None:
@@ -218,7 +243,7 @@ def run(cells: Sequence[Cell], scratch: Path, workers: int, say) -> list[dict[st
                 except queue.Empty:
                     return
                 for cell, verdict, seconds in Group(training, members, scratch, pools).run():
-                    rows[cell.id] = row(cell, verdict, seconds)
+                    kept.add(row(cell, verdict, seconds))
         except BaseException as error:
             failures.append(error)
         finally:
@@ -232,17 +257,19 @@ def run(cells: Sequence[Cell], scratch: Path, workers: int, say) -> list[dict[st
         time.sleep(0.2)
         if time.monotonic() - said > 2:
             said = time.monotonic()
-            say(progress(list(rows.values()), len(cells), said - started))
+            say(progress(list(rows.values()), len(cells), before, said - started))
     if failures:
         raise failures[0]
-    say(progress(list(rows.values()), len(cells), time.monotonic() - started))
+    say(progress(list(rows.values()), len(cells), before, time.monotonic() - started))
     return [rows[cell.id] for cell in cells]
 
 
-def progress(rows: Sequence[dict], total: int, seconds: float) -> str:
+def progress(rows: Sequence[dict], total: int, before: int, seconds: float) -> str:
+    """``before``: how many of ``rows`` were there at the start, ``seconds`` ago."""
     counts = collections.Counter(r["class"] for r in rows)
     shown = ", ".join(f"{name} {counts[name]}" for name in verdicts.CLASSES if counts[name])
-    return f"{len(rows)}/{total} cells, {len(rows) / max(seconds, 1e-9):.1f}/s: {shown or 'starting'}"
+    rate = (len(rows) - before) / max(seconds, 1e-9)
+    return f"{len(rows)}/{total} cells, {rate:.1f}/s: {shown or 'starting'}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -253,6 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--cells", default="", help="comma-separated shell patterns on ids; of all cells, not the default"
     )
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rows", type=Path, help="keep rows here as cells end, and run no cell that it has a row of")
     parser.add_argument("--out", required=True, help="the JSON to write")
     args = parser.parse_args(argv)
 
@@ -277,15 +305,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if any(cell.optimizer == "cpuadam" for cell in chosen):
         say("compiling CPUAdam: minutes the first time")
         subprocess.run([sys.executable, "-W", "ignore", "-m", "matrix.ops"], check=True, stdout=subprocess.DEVNULL)
+    kept = Kept(args.rows)
+    todo = sum(cell.id not in kept.rows for cell in chosen)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="carry-matrix-") as scratch:
-        rows = run(chosen, Path(scratch), args.workers, say)
+        rows = run(chosen, Path(scratch), args.workers, say, kept)
     seconds = time.monotonic() - started
     document = {
         "coverage": coverage,
         "left_out": {rule.name: {"cells": dropped[rule.name], "reason": rule.reason} for rule in RULES},
         "duration_s": round(seconds, 1),
-        "cells_per_s": round(len(rows) / seconds, 2),
+        "cells_per_s": round(todo / seconds, 2),
         "cells": rows,
     }
     Path(args.out).write_text(json.dumps(document))

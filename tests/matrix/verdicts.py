@@ -44,6 +44,11 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
         "upstream has no way of optimizer states from ZeRO to stage 0: universal checkpoints are read by ZeRO",
     ),
     (
+        "zero-to-stage0-experts",
+        "_optim_states.pt' is missing. Restore it, or load another checkpoint",
+        "the same with experts, whose states stage 0 keeps in files that ZeRO does not write",
+    ),
+    (
         "stage0-other-precision",
         "holds optimizer states of another precision or optimizer, but not those of",
         "the wrappers of stage 0 keep a state for each precision's optimizer, by position, that no other one reads",

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from carry import loadbench
 from carry.measure import Cost, Goal, Result, Round, cost, table
 from carry.schema import fault_in
 from toyhouse import FILES, ToyHouse, make_sdist, make_toy, write_pin
@@ -122,3 +123,16 @@ def test_medians_and_goals():
         ["<=", "0.75", "met", "0.250"],
         ["of", "ours", "MISSED", "0.250"],
     ]
+
+
+def test_a_load_that_costs_more_than_it_may_is_missed():
+    def measures(wall, read):
+        return {"wall_s": [wall, wall * 2, wall], "cpu_s": [1.0], "bytes_read": [read], "peak_bytes": [50e6]}
+
+    same = loadbench.Load("full-z1", {"pristine": measures(1.0, 100e6), "patched": measures(1.0, 100e6)})
+    more = loadbench.Load("full-z2", {"pristine": measures(1.0, 100e6), "patched": measures(0.5, 200e6)})
+    assert same.met and not more.met
+    assert (more.ratio("wall_s"), more.ratio("bytes_read")) == (0.5, 2.0)
+    lines = loadbench.table("deepspeed 1.0", [same, more]).splitlines()
+    assert lines[1].split()[-1] == "met" and lines[2].split()[-1] == "MISSED"
+    assert "200.00 MB  2.00" in lines[2]

@@ -99,6 +99,42 @@ def test_damage(tmp_path: Path):
     assert not run.damage(whole, "other", ["delete:optim"])
 
 
+# an interrupted run
+
+
+def test_what_an_interrupted_run_has_done_is_not_done_again(tmp_path: Path, monkeypatch):
+    cells = [Cell("bf16", 1, "dense", "adamw", "1", mode) for mode in ("full", "noopt", "both")]
+    rows, ran, limit = tmp_path / "rows.jsonl", [], [2]
+
+    class Group:
+        def __init__(self, training, members, scratch, pools):
+            self.members = members
+
+        def run(self):
+            for cell in self.members:
+                if len(ran) == limit[0]:
+                    raise RuntimeError("interrupted")
+                ran.append(cell.id)
+                yield cell, verdicts.Verdict("exact", "", ""), 0.1
+
+    monkeypatch.setattr(run, "Group", Group)
+    with pytest.raises(RuntimeError, match="interrupted"):
+        run.run(cells, tmp_path, 1, lambda line: None, run.Kept(rows))
+    assert len(rows.read_text().splitlines()) == len(ran) == 2
+    rows.write_text(rows.read_text().replace('"exact"', '"broken"', 1) + '{"id": "cut')
+    said: list[str] = []
+    limit[0] = 99
+    found = run.run(cells, tmp_path, 1, said.append, run.Kept(rows))
+    assert [row["id"] for row in found] == [cell.id for cell in cells]
+    assert len(ran) == 4, "the broken one and the one that had not run"
+    assert said[0].startswith("1 of 3 cells were run before")
+
+
+def test_without_a_file_nothing_is_kept(tmp_path: Path):
+    run.Kept(None).add({"id": "x", "class": "exact"})
+    assert not list(tmp_path.iterdir())
+
+
 # verdicts
 
 
