@@ -2,10 +2,16 @@
 
 import contextlib
 import functools
+import os
+import sys
 
-from resume.deepspeed.compat import prepare
+# upstream prints as it goes; what a cell ended with is in its row, and the terminal is for the progress.
+# Before DeepSpeed is imported: its logger keeps the stream it finds
+sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
-from matrix import ops
+from resume.deepspeed.compat import prepare  # noqa: E402
+
+from matrix import ops  # noqa: E402
 
 prepare()
 ops.use()
