@@ -78,6 +78,13 @@ def resume(
     }
 
 
+def gradients_left(cell: Cell) -> float:
+    """The largest absolute gradient that is left in this rank's module after a step."""
+    engine = engines.build(cell, 1)
+    engines.train(engine, cell, 0, 1)
+    return max((p.grad.abs().max().item() for p in engine.module.parameters() if p.grad is not None), default=0.0)
+
+
 def reference(
     cell: Cell,
     weights: list[dict],

@@ -106,7 +106,15 @@ def test_every_way_to_export_stage1_has_frozen_parameters(pools, tmp_path, cell,
 # --- BF16_Optimizer ---
 
 
-@pytest.mark.fault("bf16opt-export", symptom=crash("ValueError", "is not a zero checkpoint"))
+# 0.17 has a wrapper of fp16 in its place, which saves no shards: it has the export too once that is mended
+NO_SHARDS = (
+    crash("FileNotFoundError", "optim_states.pt")
+    if RELEASE == (0, 17)
+    else crash("ValueError", "is not a zero checkpoint")
+)
+
+
+@pytest.mark.fault("bf16opt-export", symptom=NO_SHARDS)
 @pytest.mark.parametrize("how", ("state dict", "files"))
 @pytest.mark.parametrize(
     "cell",

@@ -147,6 +147,14 @@ if RIGHT_BF16:
 any_load = pytest.mark.fault("bf16-stage0-any-load", symptom=ANY_LOAD)
 
 
+@pytest.mark.fault("bf16-stage0-stale-gradients", symptom=symptoms.Diverged)
+@pytest.mark.parametrize("cell", ids([*cells(("bf16",), (0,)), *cells(("bf16",), (0,), model="moe")]))
+def test_no_step_adds_to_the_gradients_of_the_last(pools, cell):
+    left = max(pools(cell.world).run("resume.deepspeed.runs:gradients_left", cell=cell))
+    if left:
+        raise symptoms.Diverged(f"the next step starts from gradients of up to {left:.3g}: no resumed run can")
+
+
 @any_load
 @pytest.mark.parametrize("cell", ids(stage0(("bf16",))))
 def test_bf16_resumes(pools, tmp_path, cell):

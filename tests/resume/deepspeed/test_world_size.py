@@ -33,6 +33,8 @@ CASES = [
     Case(3, 2, Cell("fp32", 3), zero=SUB_GROUPS),
 ]
 CASES += [Case(1, 2, Cell("bf16", 0))] if OWN_FILES else []
+if RELEASE == (0, 17):  # it cannot train stages 1 and 2 on 3 ranks
+    CASES = [case for case in CASES if case.cell.stage == 3 or 3 not in (case.saved, case.loaded)]
 
 
 def of(function: str) -> str:
@@ -66,7 +68,7 @@ def optimizer_files(opened: list[str]) -> list[int]:
 
 
 @fault()
-@pytest.mark.parametrize("stage", (3,) if RELEASE == (0, 17) else (1, 3))  # 0.17 cannot train the other on 3 ranks
+@pytest.mark.parametrize("stage", (3,) if RELEASE == (0, 17) else (1, 3))  # as for CASES
 def test_only_the_shards_that_are_needed_are_read(pools, tmp_path, stage):
     case = Case(3, 2, Cell("bf16", stage))
     pools(3).run(of("train_and_save"), case=case, folder=str(tmp_path))
