@@ -9,12 +9,11 @@ import sys
 # Before DeepSpeed is imported: its logger keeps the stream it finds
 sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
+from resume.deepspeed import cpu_adam  # noqa: E402
 from resume.deepspeed.compat import prepare  # noqa: E402
 
-from matrix import ops  # noqa: E402
-
 prepare()
-ops.use()
+cpu_adam.use()
 with contextlib.suppress(ImportError):
     import cpuinfo
 

@@ -16,7 +16,6 @@ import json
 import os
 import queue
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -25,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from resume.deepspeed import cpu_adam
 from resume.ranks import Ranks
 
 from matrix import verdicts
@@ -304,7 +304,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             say(f"left out: {dropped[rule.name]:6} {rule.name}: {rule.reason}")
     if any(cell.optimizer == "cpuadam" for cell in chosen):
         say("compiling CPUAdam: minutes the first time")
-        subprocess.run([sys.executable, "-W", "ignore", "-m", "matrix.ops"], check=True, stdout=subprocess.DEVNULL)
+        cpu_adam.compiled()
     kept = Kept(args.rows)
     todo = sum(cell.id not in kept.rows for cell in chosen)
     started = time.monotonic()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from resume.deepspeed import compat, models
+from resume.deepspeed import compat, cpu_adam, models
 from resume.oracle import Snapshot
 
 GATE = "gate.wg.weight"
@@ -20,8 +20,9 @@ class Cell:
     """One way to train.
 
     ``precision``: fp32, bf16, fp16.  ``stage``: ZeRO 0-3.  ``model``: as ``models.make``.
-    ``optimizer``: adamw (torch), fused (DeepSpeed's FusedAdam).  ``grad_accum``: None (the default) or "fp32",
-    which picks BF16_Optimizer at stage 1.  ``load_from_fp32``: the ZeRO option ``load_from_fp32_weights``.
+    ``optimizer``: adamw (torch), fused (DeepSpeed's FusedAdam), cpuadam (its CPUAdam, states offloaded).
+    ``grad_accum``: None (the default) or "fp32", which picks BF16_Optimizer at stage 1.
+    ``load_from_fp32``: the ZeRO option ``load_from_fp32_weights``.
     ``lr``: the first group's learning rate.  ``scheduler``: whether a WarmupLR scheduler runs.
     ``options``: further ones that are on, of the ZeRO section (``round_robin_gradients``, ``elastic_checkpoint``) or
     of the checkpoint section (``use_node_local_storage``).
@@ -66,6 +67,8 @@ def config(cell: Cell) -> dict:
         )
     if cell.load_from_fp32 is not None:
         zero["load_from_fp32_weights"] = cell.load_from_fp32
+    if cell.optimizer == "cpuadam":
+        zero["offload_optimizer"] = {"device": "cpu"}
     zero.update({option: True for option in cell.options if option != NODE_LOCAL})
     result = {
         "train_micro_batch_size_per_gpu": models.BATCH,
@@ -109,6 +112,11 @@ def build(cell: Cell, seed: int, weights: dict[str, torch.Tensor] | None = None,
         from deepspeed.ops.adam import FusedAdam
 
         optimizer = FusedAdam(groups, lr=cell.lr)
+    elif cell.optimizer == "cpuadam":
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        cpu_adam.use()
+        optimizer = DeepSpeedCPUAdam(groups, lr=cell.lr)
     else:
         optimizer = torch.optim.AdamW(groups, lr=cell.lr)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config(cell))
