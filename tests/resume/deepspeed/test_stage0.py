@@ -142,6 +142,13 @@ if RIGHT_BF16:
         story.check_weights_only(story.resume(NOOPT), counters=True)
 
 
+@pytest.mark.fault("moe-fp32-states", symptom=crash("KeyError", "'optimizer'"))
+@pytest.mark.parametrize("cell", ids(cells(("fp32",), (0,), model="moe")))
+def test_fp32_resumes_experts(pools, tmp_path, cell):
+    story = Story(pools, cell, tmp_path).train_and_save()
+    story.check_full(story.resume())
+
+
 # --- bf16, where the wrappers of fp16 came to it before their checkpoints did ---
 
 any_load = pytest.mark.fault("bf16-stage0-any-load", symptom=ANY_LOAD)
