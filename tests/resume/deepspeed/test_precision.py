@@ -6,7 +6,7 @@ import pytest
 
 from resume import oracle, symptoms
 from resume.deepspeed.engines import Cell
-from resume.deepspeed.story import OWN_FILES, RELEASE, Story, loads, variant
+from resume.deepspeed.story import ANY_LOAD, OWN_FILES, RELEASE, Story, loads, variant
 from resume.deepspeed.test_load_errors import ADVICE, check_raises
 from resume.symptoms import crash
 
@@ -56,6 +56,27 @@ SCALED += [] if OWN_FILES or not loads(Cell("bf16", 0, 2)) else [to(Cell("bf16",
 def test_fp16_keeps_its_loss_scaler(pools, tmp_path, saved, cell):
     story = Story(pools, saved, tmp_path).train_and_save()
     resumed = story.resume(cell=cell)
+    oracle.check([r["fresh"] for r in resumed], [r["loaded"] for r in resumed], only={"scale"}, what="after the load")
+
+
+# 0.17 trains bf16 without ZeRO in the wrapper of fp16, which scales its loss and saves that as fp16 does
+NOT_SAVED = crash("TypeError", "'NoneType' object is not subscriptable")
+WRAPPED = [("bf16", "fp16", NOT_SAVED), ("fp16", "bf16", ANY_LOAD)]
+
+
+@pytest.mark.parametrize(
+    "saved, precision",
+    [
+        pytest.param(
+            Cell(a, 0, w), b, id=f"{a}-z0-{w}r-to-{b}", marks=pytest.mark.fault("bf16-stage0-scale", symptom=s)
+        )
+        for a, b, s in WRAPPED
+        for w in (1, 2)
+    ],
+)
+def test_a_wrapper_keeps_its_own_loss_scale(pools, tmp_path, saved, precision):
+    story = Story(pools, saved, tmp_path).train_and_save()
+    resumed = story.resume(cell=variant(saved, precision=precision))
     oracle.check([r["fresh"] for r in resumed], [r["loaded"] for r in resumed], only={"scale"}, what="after the load")
 
 
