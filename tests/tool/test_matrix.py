@@ -293,6 +293,16 @@ def test_the_slice_fails_on_what_is_not_listed_and_on_what_shows_no_more(tmp_pat
     assert "shows no more" in line
 
 
+def test_a_pin_whose_series_is_not_whole_may_show_any_cause_but_not_none(tmp_path: Path, capsys):
+    (tmp_path / "ci").mkdir()
+    (tmp_path / matrix.KNOWN).write_text('["deepspeed 0.19.8"]\n"*" = "half a series"\n')
+    house = House(tmp_path)
+    assert matrix.unknown(house, [matrix.Result(document(row(A, "silent-wrong"), row(B, "crash")), Path())]) == []
+    assert "1 bad cells of 1 causes are let pass" in capsys.readouterr().err
+    (line,) = matrix.unknown(house, [matrix.Result(document(row(A, "exact")), Path())])
+    assert "'*' is listed" in line and "remove it" in line
+
+
 def test_the_committed_slice_names_cells_and_its_known_causes_have_reasons(cells):
     for pattern in matrix.slice_patterns(House(ROOT)).split(","):
         assert matching(cells, pattern), pattern
